@@ -43,6 +43,13 @@ FORBIDDEN_STDLIB = {
     "models": {"socket", "ssl", "select", "asyncio", "subprocess"},
     "gateway": {"asyncio"},
 }
+ASYNCIO = {
+    "gateway/instances/asyncio_child.py",
+    "gateway/instances/asyncio_loop.py",
+    "gateway/instances/asyncio_pipe.py",
+    "gateway/catalog/process_child.py",
+}
+"""What runs in a process whose model is written for asyncio. All else of the gateway runs on Trio."""
 FILES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 
 
@@ -77,11 +84,27 @@ def violations(package: str, names: Set[str]) -> list[str]:
 def test_every_file_imports_only_what_its_package_may(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
     allowed = {"pytest"} if path.name == "pytest_plugin.py" else set()
+    if str(path.relative_to(ROOT)) in ASYNCIO:
+        allowed.add("asyncio")
     assert violations(package, imported(path) - allowed) == []
 
 
 def test_pytest_is_only_known_to_its_plugin() -> None:
     assert [str(p.relative_to(ROOT)) for p in FILES if "pytest" in imported(p)] == ["gateway/testing/pytest_plugin.py"]
+
+
+def test_asyncio_is_only_known_to_the_program_of_a_process() -> None:
+    """And there in a function alone: a process on Trio does not import it."""
+    inside = {path.removesuffix(".py").replace("/", ".") for path in ASYNCIO} - {"gateway.catalog.process_child"}
+    users = {str(p.relative_to(ROOT)) for p in FILES if imported(p) & inside}
+    assert users == {"gateway/catalog/process_child.py", "gateway/instances/asyncio_child.py"}
+    program = parsed(ROOT / "gateway/catalog/process_child.py")
+    top = {
+        getattr(node, "module", None) or node.names[0].name
+        for node in program.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert not top & {*inside, "asyncio"}
 
 
 def test_the_rule_can_fail() -> None:

@@ -1,4 +1,4 @@
-"""`python -m gateway.catalog.process_child SOCKET PARENT MEMORY_LIMIT`: the program of a process that a model runs in."""
+"""`python -m gateway.catalog.process_child SOCKET PARENT MEMORY_LIMIT LOOP`: the program of a process with a model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,29 @@ from models.spec import ModelSpec
 
 def main() -> None:
     descriptor, parent, memory_limit = map(int, sys.argv[1:4])
+    loop = sys.argv[4]
     bind_to_parent(parent)
     if memory_limit:
         limit_memory(memory_limit)
     logging.getLogger().setLevel(logging.INFO)  # what of it is written, the gateway's log says
-    trio.run(_serve, descriptor)
+    ours = socket.socket(fileno=descriptor)
+    if loop == "asyncio":
+        _serve_on_asyncio(ours)
+    else:
+        trio.run(_serve, ours)
 
 
-async def _serve(descriptor: int) -> None:
-    pipe = Pipe(trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))))
+def _serve_on_asyncio(ours: socket.socket) -> None:
+    import asyncio  # the others do without
+
+    from gateway.instances.asyncio_child import serve_on_asyncio
+
+    ours.setblocking(False)
+    asyncio.run(serve_on_asyncio(ours, Hello(version()), _describe))
+
+
+async def _serve(ours: socket.socket) -> None:
+    pipe = Pipe(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
     pipe.post(Hello(version()))
     await TrioChild(pipe, _describe).run()
 

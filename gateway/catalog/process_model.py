@@ -164,6 +164,7 @@ def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
             cpu_threads=process.cpu_threads,
             threads_each=each,
             memory_limit=process.memory_limit,
+            loop=process.loop,
         )
         for number in range(count)
     ]
@@ -174,7 +175,7 @@ def _python_of(name: str) -> str:
 
 
 def _start(plan: ProcessPlan) -> Process:
-    return Process.start(plan, str(plan.memory_limit))
+    return Process.start(plan, str(plan.memory_limit), plan.loop)
 
 
 # -- before there is a loop ------------------------------------------------------------------------------------------------

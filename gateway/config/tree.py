@@ -705,6 +705,8 @@ class ProcessConfig:
     environment: Variables = field(default_factory=dict, repr=False)
     """Environment variables of each process. They replace those of the same name that the gateway has, or that `devices` and
     `cpu_threads` set."""
+    loop: Literal["trio", "asyncio"] = "trio"
+    """The event loop that the model's own code is written for."""
     memory_limit: BytesOrOff = 0
     """Bytes of data that one process may allocate (RLIMIT_DATA). Beyond that, an allocation raises MemoryError. 0: no
     limit."""

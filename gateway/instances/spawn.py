@@ -65,6 +65,8 @@ class ProcessPlan:
     """Bytes, for `limit_memory` in the process; 0: none."""
     speaks_for_itself: bool = False
     """True where it writes to our own stdout and stderr, and nobody reads its output here."""
+    loop: str = "trio"
+    """The event loop that it runs: Trio's or asyncio's."""
 
 
 @final
@@ -166,9 +168,9 @@ class Process:
                 self._outputs.append(_Output(name, pipe, allowance, _TAIL * (name == "stderr")))
 
     @classmethod
-    def start(cls, plan: ProcessPlan, argument: str = "") -> Process:
-        """Starts `python -m MODULE DESCRIPTOR PID [ARGUMENT]`: the number of its end of the socket, and whose child it is,
-        for `bind_to_parent`. All users of the machine can read the argument.
+    def start(cls, plan: ProcessPlan, *arguments: str) -> Process:
+        """Starts `python -m MODULE DESCRIPTOR PID ARGUMENTS`: the number of its end of the socket, and whose child it is,
+        for `bind_to_parent`. All users of the machine can read the arguments.
 
         To be called in a thread that lives as long as the process may: the kernel kills it at the end of the *thread* that
         has started it. Returns when the interpreter has begun, in a millisecond or two. OSError where it cannot.
@@ -182,7 +184,7 @@ class Process:
         try:
             with theirs:
                 popen = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid()), *[argument] * bool(argument)],
+                    [*command, str(theirs.fileno()), str(os.getpid()), *arguments],
                     bufsize=0,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

@@ -59,6 +59,7 @@ def test_without_its_section_a_model_is_in_no_process_of_its_own() -> None:
         {"device_variable": "HIP_VISIBLE_DEVICES"},
         {"cpu_threads": 1},
         {"environment": {"A": ""}},
+        {"loop": "asyncio"},
         {"memory_limit": "4 GiB"},
         {"hang_timeout": "5s"},
     ],
@@ -71,14 +72,14 @@ def test_anything_set_in_it_asks_for_processes_unless_somebody_says_no(setting: 
 
 def test_every_field_beside_enabled_asks_for_processes() -> None:
     assert [path[3] for path in SETTINGS if path[:3] == ("models", "*", "process")] == [
-        "enabled", "instances", "devices", "device_variable", "cpu_threads", "environment", "memory_limit", "python",
+        "enabled", "instances", "devices", "device_variable", "cpu_threads", "environment", "loop", "memory_limit", "python",
         "hang_timeout",
     ]  # fmt: skip
 
 
 def test_what_is_set_to_its_default_asks_for_nothing() -> None:
     defaults = {"devices": [], "device_variable": "CUDA_VISIBLE_DEVICES", "environment": {}, "memory_limit": 0}
-    assert not process(**defaults, hang_timeout=0).wanted
+    assert not process(**defaults, loop="trio", hang_timeout=0).wanted
     assert process(enabled=True).wanted
 
 
@@ -109,6 +110,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
         device_variable = "HIP_VISIBLE_DEVICES"
         cpu_threads = 2
         environment = { TOKENIZERS_PARALLELISM = "false", _x1 = "" }
+        loop = "asyncio"
         memory_limit = "8 GiB"
         hang_timeout = "1min"
         """
@@ -121,6 +123,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
         device_variable="HIP_VISIBLE_DEVICES",
         cpu_threads=2,
         environment={"TOKENIZERS_PARALLELISM": "false", "_x1": ""},
+        loop="asyncio",
         memory_limit=8 * 2**30,
         hang_timeout=60.0,
     )
@@ -183,6 +186,7 @@ def test_variables_join_over_the_sources(tmp_path: Path) -> None:
             'a number of bytes, at least 0, such as 65536, "64 KiB" or "1GiB"',
             "-1",
         ),
+        ("loop", "uvloop", "one of trio, asyncio", "'uvloop'"),
         ("hang_timeout", "soon", 'a duration, at least 0, such as 30, "500ms" or "5min"', "'soon'"),
     ],
 )

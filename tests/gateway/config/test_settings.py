@@ -1472,7 +1472,7 @@ def test_the_files_in_the_documentation_are_right_for_the_json_schema(text: str)
         ("[models.m]\nfactory = 'a:b'\noptions = {a = 1}\n[models.m.restart]\njitter = 2", ["models.m.restart.jitter"]),
         ("[endpoints.e.variants.v]\nweight = 1", ["endpoints.e.variants.v"]),
         ("[repository]\nroots = '/srv'", ["repository.roots"]),
-        ("[models.m]\nfactory = 'a:b'\n[models.m.process]\ninstances = 0\ndevices = [0]\nloop = 'x'", ["models.m.process", "models.m.process.devices.0", "models.m.process.instances"]),
+        ("[models.m]\nfactory = 'a:b'\n[models.m.process]\ninstances = 0\ndevices = [0]\nlop = 'x'\nloop = 'x'", ["models.m.process", "models.m.process.devices.0", "models.m.process.instances", "models.m.process.loop"]),
         ("[models.m]\nfactory = 'a:b'\nprocess.environment = {EVERYWIRE_A = '', B-C = '', D = 1}", ["models.m.process.environment", "models.m.process.environment", "models.m.process.environment.D"]),
         ("tls.dev = 'yes'", ["tls.dev"]),
     ],

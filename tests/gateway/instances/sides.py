@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -11,12 +13,14 @@ from typing import Any
 
 import trio
 
+from gateway.instances.asyncio_child import serve_on_asyncio
 from gateway.instances.instance import Instance
 from gateway.instances.messages import (
     Describe,
     Described,
     Ended,
     Frames,
+    Hello,
     Load,
     Loaded,
     Message,
@@ -247,9 +251,16 @@ LOADED = Loaded(None, False, False)
 
 @asynccontextmanager
 async def child(
-    model: Any = None, *, load: Any = None, loaded: bool = True, limits: Any = (4,), **spec: Any
+    model: Any = None,
+    *,
+    load: Any = None,
+    loaded: bool = True,
+    limits: Any = (4,),
+    loop: str = "trio",
+    **spec: Any,
 ) -> AsyncIterator[Side]:
-    """The side of a gateway to a Child; at the end it hangs up, and the child is over."""
+    """The side of a gateway to a Child, or to one on an asyncio loop, in a thread; at the end it hangs up, and the child is
+    over."""
 
     @asynccontextmanager
     async def loading() -> AsyncIterator[Any]:
@@ -262,19 +273,31 @@ async def child(
         side = Side(ours)
 
         async def run() -> None:
-            await TrioChild(Pipe(theirs), described).run()
+            if loop == "asyncio":
+                own = socket.socket(fileno=os.dup(theirs.socket.fileno()))
+                serve = serve_on_asyncio(own, HELLO, described)
+                await trio.to_thread.run_sync(asyncio.run, serve, abandon_on_cancel=True)  # a test that fails ends
+            else:
+                await TrioChild(Pipe(theirs), described).run()
             theirs.socket.close()  # as its process ends
 
         nursery.start_soon(run)
+        if loop == "asyncio":
+            assert await side.hear() == HELLO
         await side.say(Describe("m", "app:m", {}), Load(*limits))
         assert await side.hear() == Described({}, False)
         if loaded:
             assert type(await side.hear()) is Loaded
-        yield side
-        side.hang_up()
+        try:
+            yield side
+        finally:
+            side.hang_up()
         with trio.fail_after(PATIENCE):
             while nursery.child_tasks:
                 await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+HELLO = Hello("1")
 
 
 def opened(session: int, seconds: float = -1.0, **call: Any) -> Open:

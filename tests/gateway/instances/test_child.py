@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,6 +44,13 @@ from tests.gateway.instances.sides import PATIENCE, Side, cancelled, child, open
 from tests.gateway.instances.test_messages import UNSENDABLE
 
 Sess = Any
+Make = Callable[..., Any]
+
+
+@pytest.fixture(name="child", params=["trio", "asyncio"])
+def either(request: pytest.FixtureRequest) -> Make:
+    """`child`, on each loop: for tests whose models wait for nothing but their session."""
+    return partial(child, loop=request.param)
 
 
 def part(n: int = 0) -> Part:
@@ -57,7 +65,7 @@ async def echo(session: Sess) -> None:
 # -- sessions --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_runs_until_the_client_says_no_more() -> None:
+async def test_a_session_runs_until_the_client_says_no_more(child: Make) -> None:
     async with child(echo) as side:
         await side.say(opened(1), opened(2))
         for n in range(3):
@@ -103,7 +111,7 @@ async def test_a_model_without_credit_waits_and_is_told_of_the_end() -> None:
     assert [type(error) for error in raised] == [trio.Cancelled]
 
 
-async def test_the_head_comes_before_the_first_message_and_once() -> None:
+async def test_the_head_comes_before_the_first_message_and_once(child: Make) -> None:
     async def model(session: Sess) -> None:
         session.reply["content-type"] = "a/b"
         if session.call.path == "accepts":
@@ -123,7 +131,7 @@ async def test_the_head_comes_before_the_first_message_and_once() -> None:
             assert await side.hear() == Ended(number)
 
 
-async def test_a_head_that_cannot_be_said_is_the_error_of_its_session() -> None:
+async def test_a_head_that_cannot_be_said_is_the_error_of_its_session(child: Make) -> None:
     async def model(session: Sess) -> None:
         session.reply["x"] = 5
         await session.send(part())
@@ -136,7 +144,7 @@ async def test_a_head_that_cannot_be_said_is_the_error_of_its_session() -> None:
         assert await side.hear() == Pong(1)
 
 
-async def test_numbers_of_prompt_tokens_are_numbers() -> None:
+async def test_numbers_of_prompt_tokens_are_numbers(child: Make) -> None:
     async def model(session: Sess) -> None:
         for count in (True, None, 2**60):
             session.prompt_tokens = count
@@ -149,7 +157,7 @@ async def test_numbers_of_prompt_tokens_are_numbers() -> None:
 
 
 @pytest.mark.parametrize("message", UNSENDABLE.values(), ids=[*UNSENDABLE])
-async def test_a_message_that_cannot_be_sent_ends_its_session_alone(message: Any) -> None:
+async def test_a_message_that_cannot_be_sent_ends_its_session_alone(child: Make, message: Any) -> None:
     async def model(session: Sess) -> None:
         await session.receive()
         await session.send(message if session.call.path == "odd" else part())
@@ -194,7 +202,7 @@ def changed(error: ModelError, **named: Any) -> ModelError:
     ],
     ids=repr,
 )
-async def test_what_a_model_raises_for_its_client_is_said_as_it_was(error: Exception, expected: Ended) -> None:
+async def test_what_a_model_raises_for_its_client_is_said_as_it_was(child: Make, error: Exception, expected: Ended) -> None:
     async def model(session: Sess) -> None:
         raise error
 
@@ -219,7 +227,7 @@ async def test_what_a_model_raises_for_its_client_is_said_as_it_was(error: Excep
     ],
     ids=lambda value: repr(value)[:40] if not isinstance(value, Odd) else "odd",
 )
-async def test_what_else_it_raises_comes_with_its_traceback(error: BaseException, kind: str, text: str) -> None:
+async def test_what_else_it_raises_comes_with_its_traceback(child: Make, error: BaseException, kind: str, text: str) -> None:
     async def model(session: Sess) -> None:
         raise error
 
@@ -241,7 +249,7 @@ async def test_what_else_it_raises_comes_with_its_traceback(error: BaseException
         ContextLengthExceeded(1.5, 1),  # type: ignore[arg-type]
     ],
 )
-async def test_an_error_whose_fields_cannot_be_said_is_that_of_its_session_alone(error: Exception) -> None:
+async def test_an_error_whose_fields_cannot_be_said_is_that_of_its_session_alone(child: Make, error: Exception) -> None:
     async def model(session: Sess) -> None:
         raise error
 
@@ -333,7 +341,7 @@ async def test_a_task_that_outlives_its_session_says_nothing_in_it() -> None:
         assert await side.hear() == Pong(1)
 
 
-async def test_what_comes_for_a_session_that_is_over_is_dropped() -> None:
+async def test_what_comes_for_a_session_that_is_over_is_dropped(child: Make) -> None:
     async def model(session: Sess) -> None:
         pass
 
@@ -348,7 +356,7 @@ async def test_what_comes_for_a_session_that_is_over_is_dropped() -> None:
 # -- blocking steps --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_is_over_when_its_last_step_has_returned() -> None:
+async def test_a_session_is_over_when_its_last_step_has_returned(child: Make) -> None:
     began, go = threading.Event(), threading.Event()
 
     def step() -> None:
@@ -370,7 +378,7 @@ async def test_a_session_is_over_when_its_last_step_has_returned() -> None:
         assert await side.hear() == cancelled(1)
 
 
-async def test_what_holds_it_later_ends_it_no_second_time() -> None:
+async def test_what_holds_it_later_ends_it_no_second_time(child: Make) -> None:
     holders = []
 
     async def model(session: Sess) -> None:
@@ -513,7 +521,7 @@ async def test_a_session_that_holds_out_without_a_thread_is_stuck_too(autojump_c
 # -- functions -------------------------------------------------------------------------------------------------------------
 
 
-async def test_functions_of_the_author_are_called() -> None:
+async def test_functions_of_the_author_are_called(child: Make) -> None:
     def template(messages: Any) -> str:
         return "|".join(f"{message.role}:{message.content}" for message in messages)
 
@@ -528,7 +536,7 @@ async def test_functions_of_the_author_are_called() -> None:
     ("answer", "kind"),
     [(lambda text: 1 / 0, "raised"), (lambda text: object(), "raised"), (lambda text: 2**70, "raised")],
 )
-async def test_one_that_errs_or_returns_what_cannot_be_said_is_an_error(answer: Any, kind: str) -> None:
+async def test_one_that_errs_or_returns_what_cannot_be_said_is_an_error(child: Make, answer: Any, kind: str) -> None:
     async with child(echo, count_tokens=answer) as side:
         await side.say(Ask(1, "count_tokens", "abc"))
         answered = await side.hear()
@@ -537,7 +545,7 @@ async def test_one_that_errs_or_returns_what_cannot_be_said_is_an_error(answer: 
         assert (await side.hear()).error.text.startswith("AssertionError")
 
 
-async def test_what_a_model_has_of_its_own_is_said() -> None:
+async def test_what_a_model_has_of_its_own_is_said(child: Make) -> None:
     class Model:
         parameters = ("top_k", "seed")
 
@@ -556,7 +564,7 @@ async def test_what_a_model_has_of_its_own_is_said() -> None:
 # -- its life --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_load_that_raises_is_told_with_its_traceback() -> None:
+async def test_a_load_that_raises_is_told_with_its_traceback(child: Make) -> None:
     @asynccontextmanager
     async def load() -> AsyncIterator[Any]:
         raise FileNotFoundError("no weights in \udcff")
@@ -569,7 +577,7 @@ async def test_a_load_that_raises_is_told_with_its_traceback() -> None:
         assert await side.hear() is None
 
 
-async def test_so_is_a_warm_up_that_does() -> None:
+async def test_so_is_a_warm_up_that_does(child: Make) -> None:
     async def model(session: Sess) -> None:
         raise KeyError("a")
 
@@ -668,7 +676,7 @@ async def test_a_factory_that_cannot_be_imported_is_told_once_though_it_is_to_be
         assert await side.hear() is None
 
 
-async def test_bytes_that_are_no_messages_end_it() -> None:
+async def test_bytes_that_are_no_messages_end_it(child: Make) -> None:
     with pytest.RaisesGroup(BrokenPipe, flatten_subgroups=True):
         async with child(echo) as side:
             await side.stream.send_all(b"\0\0\0\1\xc0")
@@ -678,7 +686,7 @@ async def test_bytes_that_are_no_messages_end_it() -> None:
 # -- the log ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_logged_is_told() -> None:
+async def test_what_is_logged_is_told(child: Make) -> None:
     def log() -> None:
         record = logging.makeLogRecord({"name": "app.x", "levelno": 30, "msg": "half %s", "args": ("\udcff",)})
         logging.getLogger().handlers[-1].handle(record)  # pytest's own could not say it
@@ -721,14 +729,14 @@ async def test_more_than_200_records_a_second_are_counted(autojump_clock: MockCl
         assert await side.hear() == Log("app.flood", 30, "later", "")
 
 
-async def test_and_no_more_when_it_is_over() -> None:
+async def test_and_no_more_when_it_is_over(child: Make) -> None:
     before = list(logging.getLogger().handlers)
     async with child(echo):
         assert len(logging.getLogger().handlers) == len(before) + 1
     assert logging.getLogger().handlers == before
 
 
-async def test_text_streams_as_fast_as_credit_goes() -> None:
+async def test_text_streams_as_fast_as_credit_goes(child: Make) -> None:
     async def model(session: Sess) -> None:
         prompt = await session.receive()
         for n in range(200):
