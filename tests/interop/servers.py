@@ -56,14 +56,16 @@ HYPERCORN = [str(Path(__file__).parent / "hypercorn_server.py")]
 
 
 @contextmanager
-def serving(folder: Path, code: str, config: Iterable[str], tls: Path | None = None, *, status: int = 0) -> Iterator[Server]:
-    """`python -m gateway` with a file of models from beside this one and these lines of configuration, on free ports, until
-    the end of the block. `tls` is a folder for the certificate, which several
+def serving(
+    folder: Path, code: str, config: Iterable[str], tls: Path | None = None, *, status: int = 0, port: int = 0
+) -> Iterator[Server]:
+    """`python -m gateway` with a file of models from beside this one and these lines of configuration, on free ports unless
+    one is given, until the end of the block. `tls` is a folder for the certificate, which several
     servers may share; `status` is what it ends with: 3 where its drain cuts a stream."""
     tls = tls or folder / "tls"
     (folder / code).write_text((Path(__file__).parent / code).read_text())
     file = folder / "everywire.toml"
-    begin = ["listen = { port = 0, tls_port = 0 }", f"tls = {{ dev = true, dev_dir = {json.dumps(str(tls))} }}"]
+    begin = [f"listen = {{ port = {port}, tls_port = 0 }}", f"tls = {{ dev = true, dev_dir = {json.dumps(str(tls))} }}"]
     file.write_text("\n".join([*begin, *config]))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
