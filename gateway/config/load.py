@@ -130,7 +130,9 @@ def resolve(
 
 # The section of which a model.toml has a part alone: what whoever makes a model knows of it.
 _PROCESS = "process"
-_PROCESS_KEYS = ("instances", "devices", "cpu_threads", "memory_limit", "hang_timeout", "environment", "python")
+_PROCESS_KEYS = (
+    "instances", "devices", "cpu_threads", "loop", "memory_limit", "hang_timeout", "environment", "python",
+)  # fmt: skip
 
 
 def _is_the_folders(key: Key) -> bool:

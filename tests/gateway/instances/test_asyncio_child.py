@@ -657,6 +657,20 @@ async def test_a_task_whose_exception_nobody_took_is_in_the_log() -> None:
         assert "ZeroDivisionError: nobody looks" in record.trace
 
 
+async def test_more_than_200_records_a_second_are_counted() -> None:
+    async def model(session: Sess) -> None:
+        for n in range(1000):
+            logging.getLogger("app.flood").warning("%d", n)
+
+    async with child(model) as side:
+        await side.say(opened(1))
+        heard = [await side.hear() for _ in range(201)]
+        assert Ended(1) in heard
+        await side.stream.send_eof()
+        texts = [message.text for message in (*heard, *await side.rest()) if type(message) is Log]
+        assert texts == [*map(str, range(200)), "800 records dropped"]
+
+
 async def test_a_function_of_the_authors_keeps_nobody_waiting() -> None:
     gate = threading.Event()
 

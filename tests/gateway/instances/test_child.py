@@ -417,7 +417,7 @@ class Threads:
         assert await trio.to_thread.run_sync(lambda: self.began.acquire(timeout=PATIENCE))
 
 
-async def test_half_of_its_time_after_the_cancel_python_code_in_a_thread_is_ended() -> None:
+async def test_half_of_its_time_after_the_cancel_python_code_in_a_thread_is_ended(child: Make) -> None:
     began, raised = threading.Event(), list[type[BaseException]]()
 
     def step() -> None:
@@ -442,7 +442,7 @@ async def test_half_of_its_time_after_the_cancel_python_code_in_a_thread_is_ende
         assert trio.current_time() - since >= 0.2
 
 
-async def test_a_session_that_goes_on_is_stuck_and_its_thread_somebody_elses() -> None:
+async def test_a_session_that_goes_on_is_stuck_and_its_thread_somebody_elses(child: Make) -> None:
     threads = Threads()
     async with child(threads.model, limits=(1, 0.0, 0.1, 1)) as side:
         await side.say(opened(1))
@@ -471,7 +471,7 @@ async def test_a_session_that_goes_on_is_stuck_and_its_thread_somebody_elses() -
         assert {await side.hear(), await side.hear()} == {Ended(3), Ended(4)}
 
 
-async def test_a_step_that_takes_too_long_is_stuck_while_its_session_runs() -> None:
+async def test_a_step_that_takes_too_long_is_stuck_while_its_session_runs(child: Make) -> None:
     threads = Threads()
     async with child(threads.model, limits=(1, 0.1, 0.0, 1)) as side:
         await side.say(opened(1))
