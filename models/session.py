@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar, final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import trio
 
 In = TypeVar("In")
@@ -62,7 +64,8 @@ class Channel(Protocol[In_co, Out_contra]):
     A channel may have an attribute `exhausted` that is true from when its last message was taken: iteration then ends
     without asking for another. One whose answer has a head has `accept()`, which sends it now, and a mapping `reply` of
     header names to values for it. One that often need not wait has `try_send(message)`, which sends what it can send at
-    once, as `send` does and as whole, and is true; where it is false it has sent nothing, and `send` is to do it.
+    once, as `send` does and as whole, and is true; where it is false it has sent nothing, and `send` is to do it. One that
+    has memory for large arrays has `empty_array(shape, dtype)`, as numpy's `empty`.
     """
 
     @property
@@ -184,6 +187,12 @@ class Session(Generic[In, Out]):
             await self.channel.send(message)
         finally:
             self._sending = False
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+        """A new array for an answer, as `numpy.empty` makes it. Where the model runs in a process of its own, a large one
+        goes to the gateway without being copied, if it is sent as it is: do not write to it any more then. In any thread."""
+        empty: Callable[..., npt.NDArray[Any]] = getattr(self.channel, "empty_array", np.empty)
+        return empty(shape, dtype)
 
     def __aiter__(self) -> AsyncIterator[In]:
         return self

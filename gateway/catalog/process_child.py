@@ -1,4 +1,4 @@
-"""`python -m gateway.catalog.process_child SOCKET PARENT MEMORY_LIMIT LOOP`: the program of a process with a model."""
+"""`python -m gateway.catalog.process_child SOCKET PARENT MEMORY_LIMIT LOOP DESCRIPTOR ...`: a process with a model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gateway.config import ModelConfig
 from gateway.config.problem import ConfigError
 from gateway.errors import GatewayError
 from gateway.instances.child import told, trace_of
+from gateway.instances.memory import SharedMemory
 from gateway.instances.messages import Describe, Described, Failed, Hello, Message
 from gateway.instances.pipe import Pipe
 from gateway.instances.spawn import bind_to_parent, limit_memory
@@ -26,29 +27,29 @@ from models.spec import ModelSpec
 
 def main() -> None:
     descriptor, parent, memory_limit = map(int, sys.argv[1:4])
-    loop = sys.argv[4]
     bind_to_parent(parent)
+    loop, memory = sys.argv[4], SharedMemory.of_descriptors(*map(int, sys.argv[5:]))
     if memory_limit:
         limit_memory(memory_limit)
     logging.getLogger().setLevel(logging.INFO)  # what of it is written, the gateway's log says
     ours = socket.socket(fileno=descriptor)
     if loop == "asyncio":
-        _serve_on_asyncio(ours)
+        _serve_on_asyncio(ours, memory)
     else:
-        trio.run(_serve, ours)
+        trio.run(_serve, ours, memory)
 
 
-def _serve_on_asyncio(ours: socket.socket) -> None:
+def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory) -> None:
     import asyncio  # the others do without
 
     from gateway.instances.asyncio_child import serve_on_asyncio
 
     ours.setblocking(False)
-    asyncio.run(serve_on_asyncio(ours, Hello(version()), _describe))
+    asyncio.run(serve_on_asyncio(ours, memory, Hello(version()), _describe))
 
 
-async def _serve(ours: socket.socket) -> None:
-    pipe = Pipe(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+async def _serve(ours: socket.socket, memory: SharedMemory) -> None:
+    pipe = Pipe(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), memory=memory)
     pipe.post(Hello(version()))
     await TrioChild(pipe, _describe).run()
 

@@ -23,7 +23,9 @@ from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
 from gateway.errors import BadModel, GatewayError, InsufficientStorage, LoadFailed, WorkerLost
 from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
+from gateway.instances.memory import Arena
 from gateway.instances.messages import Describe, Described, Failed, Folder, Frames, Hello, Load, encoded, frames_of
+from gateway.instances.pipe import give_back_idle
 from gateway.instances.spawn import Exit, Process, ProcessPlan, innermost_line, supported, used_by
 from gateway.version import version
 from gateway.workers.restart_policy import decide, within_period
@@ -117,10 +119,15 @@ def _begin(plan: ProcessPlan, *, at_once: bool = False) -> _Kept:
     if why := supported():
         raise ConfigError(f"{whose}: {why}")
     try:
-        process = _start(plan)
+        bodies = Arena.create(plan.shared_memory)
+    except OSError as e:
+        said = f"the system cannot have {plan.shared_memory} bytes of it: {e.strerror}"
+        raise ConfigError(f"models.{plan.name}.process.shared_memory: {said}") from None
+    try:
+        process = _start(plan, bodies)
     except OSError as e:
         raise ConfigError(f"{whose}: its process cannot be started: {e.strerror}") from None
-    return _Kept(process, process.close if at_once else process.end_here)
+    return _Kept(process, process.close if at_once else process.end_here, bodies)
 
 
 def _spec_of(described: Described, describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept) -> ModelSpec:
@@ -165,6 +172,7 @@ def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
             threads_each=each,
             memory_limit=process.memory_limit,
             loop=process.loop,
+            shared_memory=process.shared_memory,
         )
         for number in range(count)
     ]
@@ -174,8 +182,8 @@ def _python_of(name: str) -> str:
     return f"models.{name}.process.python"
 
 
-def _start(plan: ProcessPlan) -> Process:
-    return Process.start(plan, str(plan.memory_limit), plan.loop)
+def _start(plan: ProcessPlan, bodies: Arena) -> Process:
+    return Process.start(plan, str(plan.memory_limit), plan.loop, bodies=bodies)
 
 
 # -- before there is a loop ------------------------------------------------------------------------------------------------
@@ -185,10 +193,12 @@ def _start(plan: ProcessPlan) -> Process:
 class _Kept:
     """The process that has described the model, until it is its first instance. Where it never is, it ends with this."""
 
-    def __init__(self, process: Process, end: Callable[[], object]) -> None:
+    def __init__(self, process: Process, end: Callable[[], object], bodies: Arena) -> None:
         """`end` ends it."""
         self.process, self.frames = process, Frames()
         """And what it has said."""
+        self.bodies = bodies
+        """Where bodies for the model are received, whichever of its processes is to have them."""
         self._end = weakref.finalize(self, end)
         self.starts = Counter[int]()
         """Starts of each instance since the model came into service."""
@@ -312,13 +322,19 @@ class _Heard:
 async def _loading(
     describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept, spec: ModelSpec
 ) -> AsyncIterator[Model]:
-    async with trio.open_nursery() as nursery:
-        model = Instances(describe, plans, care, kept, spec, nursery)
-        for number in range(len(plans)):
-            nursery.start_soon(model.keep, number)
-        await model.loaded()
-        yield model
-        nursery.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as nursery:
+            model = Instances(describe, plans, care, kept, spec, nursery)
+            for number in range(len(plans)):
+                nursery.start_soon(model.keep, number)
+            nursery.start_soon(give_back_idle, kept.bodies)
+            await model.loaded()
+            yield model
+            nursery.cancel_scope.cancel()
+    finally:
+        for _ in range(2):  # what was used until now, too; a gibibyte in some 100 ms
+            while kept.bodies.give_back():
+                pass
 
 
 class _Elsewhere:
@@ -409,7 +425,7 @@ class Instances:
         described = process is not None
         self._kept.starts[number] += 1
         try:
-            process = process or _start(self._plans[number])
+            process = process or _start(self._plans[number], self._kept.bodies)
         except OSError as e:
             return e, 0, False
         frames = self._kept.frames if described else None
@@ -475,6 +491,7 @@ class Instances:
         for plan in self._plans:
             there = self._there.get(plan.number)
             resident, cpu = used_by(there.process.pid) if there is not None else (0, 0.0)
+            memory = there.process.memory if there is not None else None
             yield InstanceStatus(
                 number=plan.number,
                 state=("ready" if there.ready else "loading") if there is not None
@@ -486,7 +503,14 @@ class Instances:
                 device=plan.device or "",
                 resident_bytes=resident,
                 cpu_seconds=cpu,
+                shared_bodies_bytes=memory.arena.used_bytes if memory is not None else 0,
+                shared_answers_bytes=memory.window.used_bytes if memory is not None else 0,
             )  # fmt: skip
+
+    @property
+    def __model_bodies__(self) -> Arena:
+        """Where whole bodies for it are best received: its processes see them there. By a name as above."""
+        return self._kept.bodies
 
     def _attempted(self, number: int) -> None:
         self._unattempted.discard(number)

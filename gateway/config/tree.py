@@ -710,6 +710,9 @@ class ProcessConfig:
     memory_limit: BytesOrOff = 0
     """Bytes of data that one process may allocate (RLIMIT_DATA). Beyond that, an allocation raises MemoryError. 0: no
     limit."""
+    shared_memory: Bytes = 1 * GiB
+    """Bytes that one process may share with the gateway for tensors and messages of 64 KiB or more, in each direction. Only
+    what is used takes memory."""
     python: Annotated[str, matching(r"[^\0]*", "the path of a program, or empty")] = ""
     """The Python interpreter of the processes, which has everywire of this version. Empty: the gateway's own."""
     hang_timeout: SecondsOrOff = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
@@ -21,6 +21,14 @@ SMALLEST = 64 * 1024
 """Below it a body is cheaper to allocate than to pool."""
 _IDLE_SECONDS = 10.0
 _MAPPED = 256 * 1024  # a larger body that grows is mapped
+
+
+class BodyMemory(Protocol):
+    """Other memory for whole bodies: of a model that sees them there, in a process of its own."""
+
+    def take(self, n: int) -> memoryview | None:
+        """As of a BodyPool, which lends them where this has no room."""
+        ...
 
 
 @final

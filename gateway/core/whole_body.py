@@ -11,7 +11,7 @@ import trio
 
 from gateway.codecs.threads import run_in_codec_thread
 from gateway.core.contracts import LANDED
-from gateway.core.memory import GrowingBody, no_bytes
+from gateway.core.memory import SMALLEST, BodyMemory, GrowingBody, no_bytes
 from gateway.errors import BadRequest, GatewayError, Overloaded, Refusal, TooLarge, UnsupportedEncoding
 from models.blocking import throw
 from protocols.buffers import ahead
@@ -41,11 +41,13 @@ def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
     return body
 
 
-async def receive_body(exchange: Exchange, limit: int, *, setting: str, as_sent: bool = False) -> memoryview:
+async def receive_body(
+    exchange: Exchange, limit: int, *, setting: str, as_sent: bool = False, memory: BodyMemory | None = None
+) -> memoryview:
     """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
     bytes land there. Of one with a content coding, the content: both within the limit, both paid for while both are
     there; the request then says nothing of the coding any more. `as_sent`: such a body is refused, as where its very
-    bytes are signed.
+    bytes are signed. `memory` is where one of known length is best received, if it has room.
 
     Raises TooLarge before reading where Content-Length says so, at the limit otherwise, Overloaded where the byte
     budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
@@ -64,7 +66,7 @@ async def receive_body(exchange: Exchange, limit: int, *, setting: str, as_sent:
         if length > exchange.account.limit:
             raise no_bytes(exchange.account, length)
     inbound = exchange.open_inbound()
-    gathering = Gathering(exchange, inbound, limit, setting, length)
+    gathering = Gathering(exchange, inbound, limit, setting, length, memory=None if codings else memory)
     inbound.gather(gathering)
     inbound.proceed()
     while not inbound.input_ended and gathering.error is None:
@@ -128,6 +130,7 @@ class Gathering:
         "_inbound",
         "_length",
         "_limit",
+        "_memory",
         "_setting",
         "error",
         "landed",
@@ -141,9 +144,12 @@ class Gathering:
         setting: str,
         length: int | None,
         beyond: Callable[[], GatewayError] | None = None,
+        *,
+        memory: BodyMemory | None = None,
     ) -> None:
         """`length` is how long it is, where that is known; `beyond` makes the error of more, where the wire does not see to
         that."""
+        self._memory = memory
         self._beyond = beyond
         self._exchange, self._inbound = exchange, inbound
         self._limit, self._setting, self._length = limit, setting, length
@@ -220,7 +226,9 @@ class Gathering:
         buffer, exchange = self._buffer, self._exchange
         if buffer is None:
             try:
-                buffer = self._buffer = exchange.owner.pool.take(length, exchange.arrived_at)
+                if self._memory is not None and length >= SMALLEST:
+                    buffer = self._memory.take(length)
+                buffer = self._buffer = buffer or exchange.owner.pool.take(length, exchange.arrived_at)
             except (OSError, MemoryError) as e:
                 said = f"the system has no memory for a body of {length} bytes ({e}); try again later"
                 self._refuse(Overloaded(said, refusal=Refusal.MEMORY))

@@ -10,6 +10,7 @@ from typing import Any, final
 from gateway.instances.asyncio_loop import AsyncioLoop
 from gateway.instances.asyncio_pipe import AsyncioBell, AsyncioPipe, asyncio_line
 from gateway.instances.child import Child, told, trace_of
+from gateway.instances.memory import SharedMemory
 from gateway.instances.messages import Ask, Describe, Failed, Loaded, Message, Open
 from models.blocking import set_loop, throw
 from models.errors import ModelExit, is_failure
@@ -20,12 +21,15 @@ _GOODBYE = 3.0  # seconds in which sessions are to end when the gateway has hung
 
 
 async def serve_on_asyncio(
-    ours: socket.socket, first: Message, describe: Callable[[Describe], tuple[ModelSpec | None, Message]]
+    ours: socket.socket,
+    memory: SharedMemory | None,
+    first: Message,
+    describe: Callable[[Describe], tuple[ModelSpec | None, Message]],
 ) -> None:
     """Says what is first, loads the model that it is asked for, and serves until the gateway hangs up. `describe` makes the
     spec, and what is said of it; it does not err. BrokenPipe where the gateway does not speak as it should."""
     set_loop(AsyncioLoop())
-    pipe = AsyncioPipe()
+    pipe = AsyncioPipe(memory)
     pipe.post(first)
     await AsyncioChild(pipe, ours, describe).run()
     if pipe.broken is not None:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast, final
 
-from gateway.instances.messages import Frames, Message, encoded, frames_of
-from gateway.instances.pipe import BrokenPipe, SessionLine
+from gateway.instances.memory import SharedMemory
+from gateway.instances.messages import Frames, Free, Message, encoded, frames_of
+from gateway.instances.pipe import BrokenPipe, SessionLine, attach
 
 
 @final
@@ -59,7 +60,11 @@ class AsyncioPipe(asyncio.Protocol):
     """Messages to and from the other side. What is posted in one turn of the loop leaves as one frame, and while the socket
     takes no more, all that is posted meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: SharedMemory | None = None) -> None:
+        """Without `memory` all goes through the socket."""
+        self.memory = memory
+        if memory is not None:
+            attach(memory, self)
         self._take: Callable[[Message], None]
         self._over: Callable[[], None]
         self._frames = Frames()
@@ -115,7 +120,10 @@ class AsyncioPipe(asyncio.Protocol):
         try:
             for messages in self._frames.feed(data):
                 for message in messages:
-                    self._take(message)
+                    if type(message) is Free and self.memory is not None:
+                        self.memory.take_back(message.keys)
+                    else:
+                        self._take(message)
         except ValueError as e:  # msgspec's errors are
             self.broken = BrokenPipe(f"{type(e).__name__}: {str(e)[:200]}")
             self._over()

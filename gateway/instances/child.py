@@ -7,12 +7,15 @@ import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any, NoReturn, final
 
 import msgspec
+import numpy as np
 import trio
 
+from gateway.instances.memory import LargerThanMemory
 from gateway.instances.messages import (
     ITEMS,
     Ask,
@@ -34,7 +37,7 @@ from gateway.instances.messages import (
     Returned,
     encoded,
 )
-from gateway.instances.pipe import Bell, Post, SessionLine
+from gateway.instances.pipe import Bell, Post, SessionLine, give_back_idle
 from gateway.instances.steps import SessionSteps, StepWatch
 from models.blocking import in_thread, running_loop, set_step_holder
 from models.chat import ChatMessage
@@ -92,6 +95,8 @@ def _ended_by(session: int, error: BaseException) -> Ended:
     if said is not None:
         return Ended(session, "error", said.message, said.code, said.status)
     first = errors[0]
+    if (larger := next((one for one in errors if isinstance(one, LargerThanMemory)), None)) is not None:
+        return Ended(session, "large", str(larger))
     if any(map(is_out_of_memory, errors)):
         return Ended(session, "memory", told(first), trace=trace_of(error))
     if all(isinstance(one, trio.EndOfChannel) for one in errors):
@@ -112,6 +117,7 @@ class _Channel:
         self.reply: dict[str, str] = {}
         self._headed = False
         self.receive = line.receive
+        self.empty_array = np.empty if pipe.memory is None else pipe.memory.empty
 
     @property
     def exhausted(self) -> bool:
@@ -280,7 +286,7 @@ class Child(ABC):
                 loaded = self._loaded_by(model)
                 self._loaded = True
                 try:
-                    async with self._watch.watching():
+                    async with self._watch.watching(), self._giving_back():
                         await self._sessions(model, loaded)
                 finally:
                     self._model = None  # what is opened now is lost with the process
@@ -291,6 +297,10 @@ class Child(ABC):
                 raise
             first = next(leaves(e))
             self._pipe.post(Failed(told(first), trace_of(e), memory=any(map(is_out_of_memory, leaves(e)))))
+
+    def _giving_back(self) -> AbstractAsyncContextManager[None]:
+        memory = self._pipe.memory
+        return nullcontext() if memory is None else running_loop().beside(partial(give_back_idle, memory.arena))
 
     def _loaded_by(self, model: Model) -> Loaded:
         said = getattr(model, "parameters", None)

@@ -12,7 +12,8 @@ from typing import Any, NoReturn, final
 import trio
 
 from gateway.doorbell import Doorbell
-from gateway.errors import WorkerLost
+from gateway.errors import TooLarge, WorkerLost
+from gateway.instances.memory import LargerThanMemory
 from gateway.instances.messages import (
     ITEMS,
     Ask,
@@ -37,7 +38,7 @@ from gateway.instances.messages import (
     Stuck,
     beyond_64_bits,
 )
-from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine
+from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine, give_back_idle
 from gateway.instances.spawn import Exit, Process, innermost_line
 from gateway.log_limits import LogLimits
 from models.blocking import step_holder, throw
@@ -130,7 +131,7 @@ class Instance:
         or MemoryError where the model's own code has ended it, InstanceEnded where the process did, the error of `fail`.
         Where it is cancelled, the model is to leave its `load()` within some seconds; then it is killed."""
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(self.process.socket))
-        self._pipe, self._on_ready = Pipe(stream, self._frames), ready
+        self._pipe, self._on_ready = Pipe(stream, self._frames, self.process.memory), ready
         self._on_worn = worn
         for message in (*first, self._load):
             self._pipe.post(message)
@@ -156,6 +157,8 @@ class Instance:
             self._nursery = nursery
             nursery.start_soon(self._write)
             nursery.start_soon(self._watch_exit, nursery.cancel_scope)
+            if self._pipe.memory is not None:
+                nursery.start_soon(give_back_idle, self._pipe.memory.arena)
             if self._hang_timeout:
                 nursery.start_soon(self._watch_loop)
             try:
@@ -307,7 +310,8 @@ class Instance:
         call.holder.ran_in(self.number)
         try:
             if first is not None:
-                await _send(call.line, first)
+                with suppress(trio.ClosedResourceError):  # it is over before there was room, as we are told below
+                    await self._say(call, first)
             if getattr(session.channel, "exhausted", False):
                 self._pipe.post(EndOfInput(number))
                 await self._answer(call, session)
@@ -327,17 +331,31 @@ class Instance:
                 self._left.ring()
         if call.lost or (call.ended is not None and call.ended.kind == "cancelled"):  # there: with its instance
             raise self._worker_lost()
+        if call.ended is not None and call.ended.kind == "large":
+            raise self._larger(call.ended.text)
         if call.ended is not None:
             _raise(call.ended)
 
     def _worker_lost(self) -> WorkerLost:
         return WorkerLost(f"the process of model {self.name!r} ended; try again")
 
+    async def _say(self, call: _Call, message: Any) -> None:
+        """Hands a client's message on."""
+        try:
+            await call.line.send(message)
+        except LargerThanMemory as e:
+            raise self._larger(str(e)) from None
+        except OverflowError:
+            raise _too_large(message) from None
+
+    def _larger(self, text: str) -> TooLarge:
+        return TooLarge(f"{text} (models.{self.name}.process.shared_memory)")
+
     async def _ask(self, call: _Call, session: Session[Any, Any]) -> None:
         """Hands the client's messages on."""
         try:
             async for message in session:
-                await _send(call.line, message)
+                await self._say(call, message)
         except trio.ClosedResourceError:
             if not call.line.over:
                 raise
@@ -439,14 +457,6 @@ class Instance:
             if self.ready and not await self._runs(self._hang_timeout):
                 self._kill(f"its loop was silent for {self._hang_timeout:g} s (models.{self.name}.process.hang_timeout)")
             await trio.sleep(self._hang_timeout / 4)
-
-
-async def _send(line: SessionLine, message: Any) -> None:
-    """Hands a client's message on."""
-    try:
-        await line.send(message)
-    except OverflowError:
-        raise _too_large(message) from None
 
 
 def _too_large(said: Any) -> ModelError:

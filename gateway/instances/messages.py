@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, final
 import msgspec
 import numpy as np
 
+from gateway.instances.memory import SMALLEST, Block, Window
 from models.messages import (
     BytesTensor,
     Finish,
@@ -28,6 +29,7 @@ from models.messages import (
     utf8,
 )
 from models.session import Call
+from protocols.events import Buffer
 from protocols.v2.tensors import DATATYPES, BytesData, V2Error, decode_binary, encode_binary
 
 _LENGTH = struct.Struct(">I")
@@ -204,17 +206,19 @@ class Asked(_Message, frozen=True, tag=23):
 
 @final
 class PartSaid(_Message, frozen=True, tag=24):
-    """A part."""
+    """A part. Where there is a block, its data are there; before it is sent they are any buffer."""
 
     session: int
     data: bytes
     utf8: bool
     last: bool
+    block: Block | None = None
 
 
 @final
 class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A tensor: its bytes as v2's binary form has them."""
+    """A tensor: its bytes as v2's binary form has them. Where there is a block, they are there; before it is sent they are
+    any buffer."""
 
     name: str
     datatype: str
@@ -222,6 +226,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data: bytes
     parameters: dict[str, Any]
     whole: tuple[int, ...]
+    block: Block | None = None
 
 
 @final
@@ -281,8 +286,8 @@ class Ended(_Message, frozen=True, tag=31):
     """The model has returned from a session, or raised.
 
     `kind` is empty where it has returned, `cancelled` where it was, `error` for a ModelError, `context` for a
-    ContextLengthExceeded, `memory` for a MemoryError, `input` and `closed` where it received or sent on after the end, and
-    `raised` for anything else."""
+    ContextLengthExceeded, `memory` for a MemoryError, `large` for a LargerThanMemory, `input` and `closed` where it received
+    or sent on after the end, and `raised` for anything else."""
 
     session: int
     kind: str = ""
@@ -291,6 +296,13 @@ class Ended(_Message, frozen=True, tag=31):
     status: int = 0
     trace: str = ""
     tokens: tuple[int, int, int | None] | None = None
+
+
+@final
+class Free(_Message, frozen=True, tag=32):
+    """Blocks of memory that the other side has lent, and that nobody looks at any more."""
+
+    keys: list[int]
 
 
 @final
@@ -306,7 +318,8 @@ class Stuck(_Message, frozen=True, tag=40):
 
 Message: TypeAlias = (
     Hello | Describe | Described | Load | Loaded | Failed | Ping | Pong | Ask | Returned | Log
-    | Open | Text | Said | Asked | PartSaid | Tensors | EndOfInput | Credit | Cancel | Head | PromptTokens | Ended | Stuck
+    | Open | Text | Said | Asked | PartSaid | Tensors | EndOfInput | Credit | Cancel | Head | PromptTokens | Ended | Free
+    | Stuck
 )  # fmt: skip
 Item: TypeAlias = Text | Said | Asked | PartSaid | Tensors
 ITEMS = (Text, Said, Asked, PartSaid, Tensors)
@@ -332,7 +345,7 @@ def _plain(value: object) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[Message])
 _one: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_SURE = frozenset((Text, PartSaid, EndOfInput, Credit, Cancel, Ping, Pong))
+_SURE = frozenset((Text, PartSaid, EndOfInput, Credit, Cancel, Ping, Pong, Free))
 """Those whose fields nobody but us has filled, or whose types `item_of` has looked at."""
 
 
@@ -341,11 +354,7 @@ def encoded(message: Message) -> bytes:
     frame that cannot be read ends the instance. TypeError, OverflowError or ValueError for what cannot be sent."""
     try:
         data = _encoder.encode(message)
-        kind = type(message)
-        if kind is Tensors:
-            arrays = [msgspec.structs.replace(array, data=b"") for array in message.arrays]  # type: ignore[union-attr]
-            _one.decode(_encoder.encode(msgspec.structs.replace(message, arrays=arrays)))
-        elif kind not in _SURE:
+        if type(message) not in _SURE:
             _one.decode(data)
     except UnicodeEncodeError:
         return encoded(_mended(message))
@@ -452,7 +461,10 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
             return Text(session, token.text, token.id, token.log_prob), len(token.text)
         return Said(session, token, None), len(token.text) + memoryview(token.data).nbytes
     if isinstance(message, Part):
-        data = message.data if type(message.data) is bytes else memoryview(message.data).tobytes()
+        data: Any = message.data
+        if type(data) is not bytes:
+            view = memoryview(data)
+            data = view.cast("B") if view.nbytes >= SMALLEST and view.c_contiguous else view.tobytes()
         return PartSaid(session, data, message.kind is PartKind.UTF8, bool(message.last)), len(data)
     if isinstance(message, Finish):
         return Said(session, None, message), 0
@@ -468,8 +480,32 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
     raise TypeError(f"{kind.__name__} is no message of a model")
 
 
-def message_of(item: Item) -> tuple[Any, int]:
-    """The message that an item carries, and the bytes that it costs. ValueError for one that cannot be."""
+def large_of(item: Item) -> list[Buffer]:
+    """What of an item goes through shared memory, where there is some."""
+    match item:
+        case Tensors():
+            return [array.data for array in item.arrays if len(array.data) >= SMALLEST]
+        case PartSaid() if len(item.data) >= SMALLEST:
+            return [item.data]
+    return []
+
+
+def lent_in(item: Item, blocks: Sequence[Block]) -> Item:
+    """The item with those in these blocks."""
+    left = iter(blocks)
+    if isinstance(item, PartSaid):
+        return msgspec.structs.replace(item, data=b"", block=next(left))
+    assert isinstance(item, Tensors)
+    arrays = [
+        msgspec.structs.replace(array, data=b"", block=next(left)) if len(array.data) >= SMALLEST else array
+        for array in item.arrays
+    ]
+    return msgspec.structs.replace(item, arrays=arrays)
+
+
+def message_of(item: Item, window: Window | None = None) -> tuple[Any, int]:
+    """The message that an item carries, and the bytes that it costs. ValueError for one that cannot be, as where it has
+    blocks of no `window`, or wrong ones."""
     match item:
         case Text():
             return Token(text=item.text, id=item.id, log_prob=item.log_prob), len(item.text)
@@ -479,19 +515,29 @@ def message_of(item: Item) -> tuple[Any, int]:
             return finish, 0
         case PartSaid():
             kind = PartKind.UTF8 if item.utf8 else PartKind.BINARY
-            return Part(data=item.data, kind=kind, last=item.last), len(item.data)
+            data = _data_of(item, window)
+            return Part(data=data, kind=kind, last=item.last), len(data)
         case Asked():
             return item.prompt, len(item.prompt.text)
         case Tensors():
-            tensors = tuple([_tensor_of(array) for array in item.arrays])
+            datas = [memoryview(_data_of(array, window)) for array in item.arrays]
+            tensors = tuple([_tensor_of(array, data) for array, data in zip(item.arrays, datas, strict=True)])
+            size = sum([len(data) for data in datas])
             if item.outputs is None:
-                response = InferResponse(outputs=tensors, id=item.id, parameters=item.parameters)
-                return response, _size(item.arrays)
+                return InferResponse(outputs=tensors, id=item.id, parameters=item.parameters), size
             request = InferRequest(
                 inputs=tensors, id=item.id, parameters=item.parameters, outputs=tuple(item.outputs), last=item.last
             )
-            return request, _size(item.arrays)
+            return request, size
     raise ValueError("a message without a message")
+
+
+def _data_of(item: Array | PartSaid, window: Window | None) -> bytes | memoryview:
+    if item.block is None:
+        return item.data
+    if window is None or item.data:
+        raise ValueError("a block where there can be none")
+    return window.view(item.block)
 
 
 def _size(arrays: Sequence[Array]) -> int:
@@ -502,18 +548,19 @@ def _array_of(tensor: Tensor) -> Array:
     given: Any = tensor.given if isinstance(tensor, BytesTensor) else tensor.data
     shape = tuple([int(size) for size in np.shape(given)])
     try:
-        data = b"".join(encode_binary(given, tensor.datatype))
+        buffers: list[Any] = encode_binary(given, tensor.datatype)
     except V2Error as e:
         raise ValueError(f"tensor {str(tensor.name)[:60]!r}: {e.message}") from None
     parameters: Mapping[str, Parameter] = tensor.parameters
+    data = buffers[0] if buffers else b""
     return Array(str(tensor.name), tensor.datatype, shape, data, dict(parameters), tuple(tensor.whole))
 
 
-def _tensor_of(array: Array) -> Tensor:
+def _tensor_of(array: Array, view: memoryview) -> Tensor:
     if array.datatype not in DATATYPES or len(array.shape) > _DIMS or any(size < 0 for size in array.shape):
         raise ValueError(f"tensor {array.name[:60]!r}: no such datatype or shape")
     try:
-        data: Any = decode_binary(array.datatype, array.shape, memoryview(array.data), array.name)
+        data: Any = decode_binary(array.datatype, array.shape, view, array.name)
     except V2Error as e:
         raise ValueError(e.message) from None
     kind = BytesTensor if type(data) is BytesData else Tensor

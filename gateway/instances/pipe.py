@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, final
+from typing import Any, NoReturn, Protocol, final
 
 import trio
 
 from gateway.doorbell import Doorbell
+from gateway.instances.memory import IDLE_SECONDS, Arena, SharedMemory, copied
 from gateway.instances.messages import (
     BYTES_AHEAD,
     LARGEST,
@@ -21,13 +22,18 @@ from gateway.instances.messages import (
     MESSAGES_AHEAD,
     Credit,
     Frames,
+    Free,
     Item,
     Message,
     encoded,
     frames_of,
     item_of,
+    large_of,
+    lent_in,
     message_of,
 )
+from models.blocking import running_loop
+from protocols.events import Buffer
 
 _READ = 256 * 1024  # bytes of one look at the socket
 
@@ -38,6 +44,9 @@ class BrokenPipe(Exception):
 
 class Post(Protocol):
     """What takes messages for the other side: `Pipe`, or another loop's."""
+
+    memory: SharedMemory | None
+    """Of both sides; None where all goes through the stream."""
 
     def post(self, message: Message) -> None: ...
     def post_encoded(self, message: bytes) -> None: ...
@@ -55,9 +64,11 @@ class Bell(Protocol):
 class Pipe:
     """Messages to and from the other side."""
 
-    def __init__(self, stream: trio.SocketStream, frames: Frames | None = None) -> None:
-        """`frames` are of whoever has read from the stream before."""
-        self._stream, self._frames = stream, frames or Frames()
+    def __init__(self, stream: trio.SocketStream, frames: Frames | None = None, memory: SharedMemory | None = None) -> None:
+        """`frames` are of whoever has read from the stream before. Without `memory` all goes through the stream."""
+        self._stream, self._frames, self.memory = stream, frames or Frames(), memory
+        if memory is not None:
+            attach(memory, self)
         self._out: list[bytes] = []
         self._bell = Doorbell()
         self._finished = False
@@ -93,13 +104,31 @@ class Pipe:
         for message in frames.unread:
             take(message)
         frames.unread.clear()
+        memory = self.memory
         while data := await stream.receive_some(_READ):
             try:
                 for messages in frames.feed(data):
                     for message in messages:
-                        take(message)
+                        if type(message) is Free and memory is not None:
+                            memory.take_back(message.keys)
+                        else:
+                            take(message)
             except ValueError as e:  # msgspec's errors are
                 raise BrokenPipe(f"{type(e).__name__}: {str(e)[:200]}") from None
+
+
+def attach(memory: SharedMemory, pipe: Post) -> None:
+    """From now on the other side is told, through the pipe, what this side looks at no more."""
+    memory.attach(running_loop().call_soon, lambda keys: pipe.post(Free(keys)))
+
+
+async def give_back_idle(arena: Arena) -> NoReturn:
+    """Gives memory that is idle back to the system, until it is cancelled."""
+    loop = running_loop()
+    while True:
+        await loop.sleep(IDLE_SECONDS)
+        while arena.give_back():
+            await loop.checkpoint()
 
 
 @final
@@ -139,7 +168,8 @@ class SessionLine:
 
     def take_item(self, item: Item) -> None:
         """A message of the session. ValueError where it cannot be, or was sent without credit."""
-        message, size = message_of(item)
+        memory = self._pipe.memory
+        message, size = message_of(item, None if memory is None else memory.window)
         beyond = self._here_bytes and self._here_bytes + size > BYTES_AHEAD
         if self._here >= MESSAGES_AHEAD or beyond or self.said_all:
             raise ValueError(f"session {self.number}: a message without credit")
@@ -203,22 +233,44 @@ class SessionLine:
         if self._ahead >= MESSAGES_AHEAD or self.over or type(message) not in MESSAGES:
             return False
         item, size = item_of(self.number, message)
-        if not self._has_room(size):
+        if not self._has_room(size) or (self._pipe.memory is not None and large_of(item)):
             return False
         self._send(item, size)
         return True
 
     async def send(self, message: Any) -> None:
-        """Sends a message when there is credit for it. ValueError for one that is too large for any frame."""
+        """Sends a message when there is credit for it, and room in the shared memory for what is large in it. ValueError for
+        one that is too large for any frame; LargerThanMemory."""
         await self._check()
         item, size = item_of(self.number, message)
-        while not self._has_room(size):
-            if self.over:
-                break
+        memory = self._pipe.memory
+        if memory is not None and (large := large_of(item)):
+            await self._send_large(memory, item, size, large)
+            return
+        while not self.over and not self._has_room(size):
             await self._room.wait()
         if self.over:
             raise trio.ClosedResourceError("the session is over")
         self._send(item, size)
+
+    async def _send_large(self, memory: SharedMemory, item: Item, size: int, large: list[Buffer]) -> None:
+        places = None
+        try:
+            while not self.over and not (self._has_room(size) and (places := memory.places(large, self._room.wake))):
+                await self._room.wait()
+        finally:
+            memory.arena.forget(self._room.wake)
+        for source, target in zip(large, places or (), strict=False):
+            for _ in copied(source, target):
+                await running_loop().checkpoint()
+        if self.over or places is None:
+            raise trio.ClosedResourceError("the session is over")
+        blocks = [memory.lend(place) for place in places]
+        try:
+            self._send(lent_in(item, blocks), size)
+        except BaseException:
+            memory.take_back([block.key for block in blocks])
+            raise
 
     def _has_room(self, size: int) -> bool:
         return self._ahead < MESSAGES_AHEAD and (not self._ahead_bytes or self._ahead_bytes + size <= BYTES_AHEAD)

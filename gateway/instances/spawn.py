@@ -20,11 +20,13 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import IO, TypeAlias, final
 
 import trio
+
+from gateway.instances.memory import Arena, SharedMemory
 
 OURS = "EVERYWIRE_"
 """What the gateway's own variables begin with. There are tokens among them: no model's process has them."""
@@ -67,6 +69,8 @@ class ProcessPlan:
     """True where it writes to our own stdout and stderr, and nobody reads its output here."""
     loop: str = "trio"
     """The event loop that it runs: Trio's or asyncio's."""
+    shared_memory: int = 0
+    """Bytes of the memory that is shared with it, in each direction; 0: there is none."""
 
 
 @final
@@ -155,9 +159,11 @@ class Process:
     leaves. Somebody has to `read_output` while it runs: it waits when 64 KiB of it are unread.
     """
 
-    def __init__(self, plan: ProcessPlan, popen: subprocess.Popen[bytes], pidfd: int, ours: socket.socket) -> None:
+    def __init__(
+        self, plan: ProcessPlan, popen: subprocess.Popen[bytes], pidfd: int, ours: socket.socket, memory: SharedMemory | None
+    ) -> None:
         """For `start`."""
-        self.plan, self.pid, self.socket = plan, popen.pid, ours
+        self.plan, self.pid, self.socket, self.memory = plan, popen.pid, ours, memory
         self._popen, self._pidfd = popen, pidfd
         self._turn = trio.Lock()  # of those who wait for its end: one waits for the pidfd, the others for that one
         self._exit: Exit | None = None
@@ -168,9 +174,10 @@ class Process:
                 self._outputs.append(_Output(name, pipe, allowance, _TAIL * (name == "stderr")))
 
     @classmethod
-    def start(cls, plan: ProcessPlan, *arguments: str) -> Process:
-        """Starts `python -m MODULE DESCRIPTOR PID ARGUMENTS`: the number of its end of the socket, and whose child it is,
-        for `bind_to_parent`. All users of the machine can read the arguments.
+    def start(cls, plan: ProcessPlan, *arguments: str, bodies: Arena | None = None) -> Process:
+        """Starts `python -m MODULE DESCRIPTOR PID ARGUMENTS [DESCRIPTOR ...]`: the number of its end of the socket, whose
+        child it is, for `bind_to_parent`, and where there is shared memory what `SharedMemory.of_descriptors` takes. All
+        users of the machine can read the arguments. `bodies` is memory that is lent to others too.
 
         To be called in a thread that lives as long as the process may: the kernel kills it at the end of the *thread* that
         has started it. Returns when the interpreter has begun, in a millisecond or two. OSError where it cannot.
@@ -180,30 +187,36 @@ class Process:
         # another interpreter has packages of its own
         output = None if plan.speaks_for_itself else subprocess.PIPE
         environment = environment_of(plan, os.environ, [] if plan.python else _leading_path())
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with theirs:
-                popen = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid()), *arguments],
-                    bufsize=0,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+        with ExitStack() as undone, ExitStack() as theirs_alone:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undone.callback(ours.close)
+            theirs_alone.callback(theirs.close)
+            descriptors, memory = [theirs.fileno()], None
+            if plan.shared_memory:
+                memory = SharedMemory.create(plan.shared_memory, also=bodies)
+                undone.callback(memory.close)
+                descriptors += memory.descriptors
+            numbers = [*map(str, descriptors)]
+            popen = subprocess.Popen(
+                [*command, numbers[0], str(os.getpid()), *arguments, *numbers[1:]],
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+            theirs_alone.close()
             try:
                 pidfd = os.pidfd_open(popen.pid)
             except BaseException:
                 os.killpg(popen.pid, signal.SIGKILL)
                 popen.communicate()  # it has hardly begun: it ends at once
                 raise
-        except BaseException:
-            ours.close()
-            raise
+            undone.pop_all()
         ours.setblocking(False)
-        return cls(plan, popen, pidfd, ours)
+        return cls(plan, popen, pidfd, ours, memory)
 
     @property
     def tail(self) -> str:
@@ -259,6 +272,8 @@ class Process:
         if self.socket.fileno() >= 0:
             _tell_closing(self.socket.fileno())
             self.socket.close()
+        if self.memory is not None:
+            self.memory.close()
         if self._look() is None:
             # it dies when it comes to it, in a driver's call perhaps late, and is a zombie until somebody waits
             self._settle(Exit(signal=signal.SIGKILL))

@@ -385,6 +385,16 @@ class Metrics(Collector):
         for field, about in _OF_INSTANCES.items():
             values = {key: getattr(one, field) for key, one in there.items()}
             yield _gauges(f"everywire_instance_{field}", about, _INSTANCE, values)
+        shared = {
+            (*key, direction): getattr(one, f"shared_{direction}_bytes")
+            for key, one in there.items()
+            for direction in ("bodies", "answers")
+        }
+        for worker, name in self._workers.items():
+            if worker.body_memory is not None:  # of all its processes
+                shared[name, "", "received"] = worker.body_memory.used_bytes
+        about = "Memory that a model's processes share with the gateway, in use or kept warm."
+        yield _gauges("everywire_instance_shared_bytes", about, (*_INSTANCE, "direction"), shared)
         up = {key: one.state == "ready" for key, one in there.items()}
         yield _gauges("everywire_instance_up", "1 while this process of a model takes sessions.", _INSTANCE, up)
         for field, about in _TOTALS_OF_INSTANCES.items():

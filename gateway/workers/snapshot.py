@@ -31,6 +31,11 @@ class InstanceStatus:
     """Empty where none was given to it."""
     resident_bytes: int
     cpu_seconds: float
+    shared_bodies_bytes: int
+    """Memory where the gateway has put large tensors and parts for it, in use or warm, but bodies that were received for any
+    process of the model."""
+    shared_answers_bytes: int
+    """The same of what it answers."""
 
 
 @final

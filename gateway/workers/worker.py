@@ -156,6 +156,11 @@ class Worker:
         """The model itself, while it is loaded."""
         return self._model
 
+    @property
+    def body_memory(self) -> Any:
+        """Where whole bodies for the model are best received, a BodyMemory; None: anywhere."""
+        return getattr(self._model, "__model_bodies__", None)
+
     def said(self, name: str) -> Any:
         """The value of a field by the spec, else by the model itself; None where neither has one."""
         said = getattr(self.spec, name)

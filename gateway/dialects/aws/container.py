@@ -79,7 +79,7 @@ class ContainerDialect:
                 exchange.claim("container", refuse_as_mme)
                 limit, setting = limits.body, "limits.body"
         worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here may tell other words
-        body = await receive_body(exchange, limit, setting=setting)
+        body = await receive_body(exchange, limit, setting=setting, memory=worker.body_memory)
         await self.answer(exchange, worker, body)
 
     async def answer(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:

@@ -74,7 +74,9 @@ class SageMakerDialect:
             limit, setting = self._timeouts[operation]
             if limit:
                 exchange.limit_call(limit, setting)
-            body = await receive_body(exchange, self._body, setting="sagemaker.body", as_sent=True)
+            body = await receive_body(
+                exchange, self._body, setting="sagemaker.body", as_sent=True, memory=worker.body_memory
+            )
             await self._signatures.check_body(claim, body)
             if operation is InvokeOperation.INVOKE_ENDPOINT:
                 wrapped: _Invoked | _Streamed = _Invoked(exchange, variant)

@@ -53,7 +53,7 @@ class InferDialect:
 
     async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
         worker.check_ready(exchange)
-        body = await receive_body(exchange, self._calls.body, setting="limits.body")
+        body = await receive_body(exchange, self._calls.body, setting="limits.body", memory=worker.body_memory)
         await self.answer(exchange, worker, body, header_length)
 
     async def answer(

@@ -45,7 +45,7 @@ class StreamDialect:
                 pieces = await Pieces.begin(calls, exchange, worker, header_length)
                 request, arriving = pieces.request, pieces.next_piece
             else:
-                body = await receive_body(exchange, calls.body, setting="limits.body")
+                body = await receive_body(exchange, calls.body, setting="limits.body", memory=worker.body_memory)
                 arrived = perf_counter_ns()
                 request = whole = await calls.read(exchange, worker, body, header_length)
             frames = v2.prefers_frames(exchange.header_values(b"accept"))

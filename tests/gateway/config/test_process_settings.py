@@ -72,8 +72,8 @@ def test_anything_set_in_it_asks_for_processes_unless_somebody_says_no(setting: 
 
 def test_every_field_beside_enabled_asks_for_processes() -> None:
     assert [path[3] for path in SETTINGS if path[:3] == ("models", "*", "process")] == [
-        "enabled", "instances", "devices", "device_variable", "cpu_threads", "environment", "loop", "memory_limit", "python",
-        "hang_timeout",
+        "enabled", "instances", "devices", "device_variable", "cpu_threads", "environment", "loop", "memory_limit",
+        "shared_memory", "python", "hang_timeout",
     ]  # fmt: skip
 
 
@@ -112,6 +112,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
         environment = { TOKENIZERS_PARALLELISM = "false", _x1 = "" }
         loop = "asyncio"
         memory_limit = "8 GiB"
+        shared_memory = "64 MiB"
         hang_timeout = "1min"
         """
     )
@@ -125,6 +126,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
         environment={"TOKENIZERS_PARALLELISM": "false", "_x1": ""},
         loop="asyncio",
         memory_limit=8 * 2**30,
+        shared_memory=64 * 2**20,
         hang_timeout=60.0,
     )
     assert said.wanted
@@ -187,6 +189,12 @@ def test_variables_join_over_the_sources(tmp_path: Path) -> None:
             "-1",
         ),
         ("loop", "uvloop", "one of trio, asyncio", "'uvloop'"),
+        (
+            "shared_memory",
+            0,
+            'a number of bytes, at least 1, such as 65536, "64 KiB" or "1GiB"',
+            "0",
+        ),
         ("hang_timeout", "soon", 'a duration, at least 0, such as 30, "500ms" or "5min"', "'soon'"),
     ],
 )

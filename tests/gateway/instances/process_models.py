@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from gateway.instances import pipe
+from gateway.instances.memory import Block, SharedMemory
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.messages import Finish, InferRequest, InferResponse, Part, Prompt, Tensor, Token
@@ -484,3 +486,55 @@ async def parent(prompt: str) -> AsyncIterator[str]:
         await trio.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
     await trio.sleep_forever()
+
+
+# -- large tensors ---------------------------------------------------------------------------------------------------------
+
+
+class Hoarder:
+    """Keeps each array, and answers with the sum of the one before."""
+
+    def __init__(self) -> None:
+        self._kept: list[npt.NDArray[np.float64]] = []
+
+    def __call__(self, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        self._kept.append(x)
+        return np.array([self._kept[-2:][0].sum(), len(self._kept)])
+
+
+def swell(x: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """So many bytes."""
+    return np.ones(int(x[0]), np.uint8)
+
+
+class Caught:
+    """Ends its process while it has a large array, and has answered with another, when the first number is below 0."""
+
+    async def __call__(self, session: Session[InferRequest, InferResponse]) -> None:
+        request = await session.receive()
+        await session.send(InferResponse(outputs=(Tensor(name="y", data=request["x"] + 1),)))
+        if request["x"][0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def in_place(session: Session[InferRequest, InferResponse]) -> None:
+    """Twice as much, in memory that needs not be copied; and whether it is that."""
+    async for request in session:
+        y = session.empty(request["x"].shape, request["x"].dtype)
+        np.multiply(request["x"], 2, out=y)
+        outputs = (Tensor(name="y", data=y), Tensor(name="own", data=np.array([y.base is None])))
+        await session.send(InferResponse(outputs=outputs))
+
+
+def liar(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Says once that its answer is where no memory is, when the first number is below 0."""
+    if x[0] < 0:
+        lend = SharedMemory.lend
+        SharedMemory.lend = lambda self, place: Block(lend(self, place).key, 0, 2**40, place.nbytes)  # type: ignore[method-assign]
+    return x
+
+
+def hasty() -> Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]:
+    """One whose process gives idle memory back soon."""
+    pipe.IDLE_SECONDS = 0.02
+    return lambda x: x

@@ -7,14 +7,15 @@ import math
 import os
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
 
 from gateway.instances.asyncio_child import serve_on_asyncio
 from gateway.instances.instance import Instance
+from gateway.instances.memory import Arena, SharedMemory
 from gateway.instances.messages import (
     Describe,
     Described,
@@ -90,15 +91,27 @@ class Side:
         self.stream.socket.close()
 
 
+@contextmanager
+def shared(size: int, also: Arena | None = None) -> Iterator[tuple[SharedMemory, SharedMemory]]:
+    """Memory as both sides of an instance have it, in one process."""
+    ours = SharedMemory.create(size, also=also)
+    theirs = SharedMemory.of_descriptors(*map(os.dup, ours.descriptors))
+    try:
+        yield ours, theirs
+    finally:
+        ours.close()
+        theirs.close()
+
+
 # -- the gateway's side ----------------------------------------------------------------------------------------------------
 
 
 class NoProcess:
     """What an Instance takes for a process: it ends when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: SharedMemory | None = None) -> None:
         self.plan = ProcessPlan(name="m", number=0)
-        self.pid, self.tail, self.killed = 4711, "", 0
+        self.pid, self.tail, self.killed, self.memory = 4711, "", 0, memory
         self.socket, theirs = socket.socketpair()
         for each in (self.socket, theirs):
             each.setblocking(False)
@@ -225,9 +238,9 @@ class OneMessage(Client):
 
 
 @asynccontextmanager
-async def instance(*, hang_timeout: float = 0.0, **limits: Any) -> AsyncIterator[House]:
+async def instance(*, hang_timeout: float = 0.0, memory: SharedMemory | None = None, **limits: Any) -> AsyncIterator[House]:
     """An instance that has loaded; at the end its process exits, if it has not before."""
-    process, load = NoProcess(), Load(4, **limits)
+    process, load = NoProcess(memory), Load(4, **limits)
     async with trio.open_nursery() as nursery:
         house = House(Instance(process, load, hang_timeout=hang_timeout), process, nursery)  # type: ignore[arg-type]
         nursery.start_soon(house.run)

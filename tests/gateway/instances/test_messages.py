@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.instances import messages
+from gateway.instances.memory import Block
 from gateway.instances.messages import (
     Array,
     Ask,
@@ -28,6 +29,7 @@ from gateway.instances.messages import (
     Failed,
     Folder,
     Frames,
+    Free,
     Head,
     Hello,
     Load,
@@ -109,6 +111,9 @@ EVERY: tuple[Message, ...] = (
     Ended(1, "error", "no", "Code", 409),
     Ended(1, "context", tokens=(4, 2, None)),
     Stuck(1, True, "File", False),
+    PartSaid(1, b"", False, True, Block(2**40, 1, 4096, 2**31)),
+    Tensors(1, [Array("a", "UINT8", (2,), b"", {}, (), Block(1, 0, 0, 65536))], "", {}, None, True),
+    Free([1, 2**40]),
 )  # fmt: skip
 
 
@@ -168,8 +173,8 @@ def test_and_in_any_pieces(said: list[Message], data: st.DataObject) -> None:
 
 def test_the_largest_message_may_come_after_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "LARGEST", 1000)
-    small = encoded(PartSaid(1, bytes(messages.BYTES_AHEAD - 11), False, True))
-    large = encoded(PartSaid(1, bytes(1000 - 8), False, True))
+    small = encoded(PartSaid(1, bytes(messages.BYTES_AHEAD - 12), False, True))
+    large = encoded(PartSaid(1, bytes(1000 - 9), False, True))
     assert (len(small), len(large)) == (messages.BYTES_AHEAD - 1, 1000)
     (frame,) = frames_of([small, large])
     assert len(fed(frame)) == 2
