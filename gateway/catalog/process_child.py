@@ -45,7 +45,7 @@ def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory) -> None:
     from gateway.instances.asyncio_child import serve_on_asyncio
 
     ours.setblocking(False)
-    asyncio.run(serve_on_asyncio(ours, memory, Hello(version()), _describe))
+    asyncio.run(serve_on_asyncio(ours, Hello(version()), _describe, memory))
 
 
 async def _serve(ours: socket.socket, memory: SharedMemory) -> None:

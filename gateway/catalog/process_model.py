@@ -126,6 +126,7 @@ def _begin(plan: ProcessPlan, *, at_once: bool = False) -> _Kept:
     try:
         process = _start(plan, bodies)
     except OSError as e:
+        bodies.close()
         raise ConfigError(f"{whose}: its process cannot be started: {e.strerror}") from None
     return _Kept(process, process.close if at_once else process.end_here, bodies)
 
@@ -210,8 +211,10 @@ class _Kept:
         return self.process if self._end.detach() is not None else None
 
     def end(self) -> None:
-        """Ends it."""
-        self._end()
+        """Ends it, and its memory, unless somebody has taken it."""
+        if self._end.alive:
+            self._end()
+            self.bodies.close()
 
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:

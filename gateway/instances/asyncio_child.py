@@ -22,9 +22,9 @@ _GOODBYE = 3.0  # seconds in which sessions are to end when the gateway has hung
 
 async def serve_on_asyncio(
     ours: socket.socket,
-    memory: SharedMemory | None,
     first: Message,
     describe: Callable[[Describe], tuple[ModelSpec | None, Message]],
+    memory: SharedMemory | None = None,
 ) -> None:
     """Says what is first, loads the model that it is asked for, and serves until the gateway hangs up. `describe` makes the
     spec, and what is said of it; it does not err. BrokenPipe where the gateway does not speak as it should."""
