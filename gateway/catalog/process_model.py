@@ -22,11 +22,12 @@ from gateway.config import ModelConfig
 from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
 from gateway.errors import BadModel, GatewayError, InsufficientStorage, LoadFailed, WorkerLost
+from gateway.instances.elsewhere import Elsewhere, Start
 from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
 from gateway.instances.memory import Arena
 from gateway.instances.messages import Describe, Described, Failed, Folder, Frames, Hello, Load, encoded, frames_of
 from gateway.instances.pipe import give_back_idle
-from gateway.instances.spawn import Exit, Process, ProcessPlan, innermost_line, supported, used_by
+from gateway.instances.spawn import Exit, Process, ProcessPlan, innermost_line, supported
 from gateway.version import version
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.snapshot import InstanceStatus
@@ -128,13 +129,22 @@ def _begin(plan: ProcessPlan, *, at_once: bool = False) -> _Kept:
     except OSError as e:
         bodies.close()
         raise ConfigError(f"{whose}: its process cannot be started: {e.strerror}") from None
-    return _Kept(process, process.close if at_once else process.end_here, bodies)
+    return _Kept(partial(_start, bodies=bodies), process, process.close if at_once else process.end_here, bodies)
 
 
 def _spec_of(described: Described, describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept) -> ModelSpec:
     if described.formatters:
         raise ConfigError("a model with formatters of its own cannot run in a process: leave `process` out")
     return spec_of_fields(describe.name, described.fields, partial(_loading, describe, plans, care, kept))
+
+
+def spec_elsewhere(
+    spec: ModelSpec, describe: Describe, plans: Sequence[ProcessPlan], start: Start, hang: float
+) -> ModelSpec:
+    """The spec of a model that says this of itself, and whose instances, one for each plan, are started by `start` and asked
+    to `describe` it. One whose loop is silent for `hang` seconds is killed; 0: none is."""
+    load = partial(_loading, describe, plans, _Care(hang, spec.stop_within or LOAD_TIMEOUT), _Kept(start))
+    return loadable(spec_of_fields(spec.name, described_fields(spec), load))
 
 
 def discard(spec: ModelSpec) -> None:
@@ -192,14 +202,21 @@ def _start(plan: ProcessPlan, bodies: Arena) -> Process:
 
 @final
 class _Kept:
-    """The process that has described the model, until it is its first instance. Where it never is, it ends with this."""
+    """What there is of a model while it is not loaded: how its instances are started, and the process that has described it,
+    until it is the first of them. Where it never is, it ends with this."""
 
-    def __init__(self, process: Process, end: Callable[[], object], bodies: Arena) -> None:
-        """`end` ends it."""
-        self.process, self.frames = process, Frames()
-        """And what it has said."""
+    def __init__(
+        self,
+        start: Start,
+        process: Process | None = None,
+        end: Callable[[], object] = lambda: None,
+        bodies: Arena | None = None,
+    ) -> None:
+        """`end` ends the process."""
+        self.start, self._process, self.frames = start, process, Frames()
+        """And what that process has said."""
         self.bodies = bodies
-        """Where bodies for the model are received, whichever of its processes is to have them."""
+        """Where bodies for the model are received, whichever of its processes is to have them; None: anywhere."""
         self._end = weakref.finalize(self, end)
         self.starts = Counter[int]()
         """Starts of each instance since the model came into service."""
@@ -208,13 +225,20 @@ class _Kept:
 
     def take(self) -> Process | None:
         """The process, once."""
-        return self.process if self._end.detach() is not None else None
+        return self._process if self._end.detach() is not None else None
+
+    @property
+    def process(self) -> Process:
+        """The process, which describes the model."""
+        assert self._process is not None
+        return self._process
 
     def end(self) -> None:
         """Ends it, and its memory, unless somebody has taken it."""
         if self._end.alive:
             self._end()
-            self.bodies.close()
+            if self.bodies is not None:
+                self.bodies.close()
 
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
@@ -330,13 +354,14 @@ async def _loading(
             model = Instances(describe, plans, care, kept, spec, nursery)
             for number in range(len(plans)):
                 nursery.start_soon(model.keep, number)
-            nursery.start_soon(give_back_idle, kept.bodies)
+            if kept.bodies is not None:
+                nursery.start_soon(give_back_idle, kept.bodies)
             await model.loaded()
             yield model
             nursery.cancel_scope.cancel()
     finally:
         for _ in range(2):  # what was used until now, too; a gibibyte in some 100 ms
-            while kept.bodies.give_back():
+            while kept.bodies is not None and kept.bodies.give_back():
                 pass
 
 
@@ -424,11 +449,11 @@ class Instances:
     async def _live(self, number: int) -> tuple[Exception, int, bool]:
         """Starts one instance, once: why it has ended, its process, 0 where none could be started, and whether it had
         worn out before."""
-        process = self._kept.take() if number == 0 else None
+        process: Elsewhere | None = self._kept.take() if number == 0 else None
         described = process is not None
         self._kept.starts[number] += 1
         try:
-            process = process or _start(self._plans[number], self._kept.bodies)
+            process = process or self._kept.start(self._plans[number])
         except OSError as e:
             return e, 0, False
         frames = self._kept.frames if described else None
@@ -493,7 +518,7 @@ class Instances:
         """Each as it is now. The name is none that a model of somebody's own has."""
         for plan in self._plans:
             there = self._there.get(plan.number)
-            resident, cpu = used_by(there.process.pid) if there is not None else (0, 0.0)
+            resident, cpu = there.process.used() if there is not None else (0, 0.0)
             memory = there.process.memory if there is not None else None
             yield InstanceStatus(
                 number=plan.number,
@@ -511,7 +536,7 @@ class Instances:
             )  # fmt: skip
 
     @property
-    def __model_bodies__(self) -> Arena:
+    def __model_bodies__(self) -> Arena | None:
         """Where whole bodies for it are best received: its processes see them there. By a name as above."""
         return self._kept.bodies
 

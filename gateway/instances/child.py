@@ -229,15 +229,20 @@ class Child(ABC):
         self._watch: StepWatch
 
     async def run(self) -> None:
-        """Loads the model when it is asked to, and serves until the gateway hangs up."""
-        contain_interrupts()
+        """Loads the model when it is asked to, and serves until the gateway hangs up, which is told what is logged."""
         handler = _LogHandler(self._pipe.post_encoded, self._bell())
         logging.getLogger().addHandler(handler)
         try:
+            contain_interrupts()
             async with running_loop().beside(handler.run):
                 await self._run(handler.tell_dropped)
         finally:
             logging.getLogger().removeHandler(handler)
+
+    async def serve(self) -> None:
+        """The same, without a word of what is logged: where the gateway's own log hears it."""
+        contain_interrupts()
+        await self._run(lambda: None)
 
     # -- what each loop has of its own -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import trio
 
 from gateway.doorbell import Doorbell
 from gateway.errors import TooLarge, WorkerLost
+from gateway.instances.elsewhere import Elsewhere
 from gateway.instances.memory import LargerThanMemory
 from gateway.instances.messages import (
     ITEMS,
@@ -39,7 +40,7 @@ from gateway.instances.messages import (
     beyond_64_bits,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine, give_back_idle
-from gateway.instances.spawn import Exit, Process, innermost_line
+from gateway.instances.spawn import Exit, innermost_line
 from gateway.log_limits import LogLimits
 from models.blocking import step_holder, throw
 from models.errors import ContextLengthExceeded, ModelError
@@ -65,12 +66,14 @@ class RaisedThere(Exception):
 class _Call:
     """One session that is open in the instance."""
 
-    __slots__ = ("ended", "headed", "holder", "id", "kept", "line", "lost", "replaced", "stuck")
+    __slots__ = ("ended", "headed", "holder", "id", "kept", "line", "lost", "replaced", "scope", "stuck")
 
     def __init__(self, line: SessionLine, id: str) -> None:
         self.line, self.id = line, id
         self.ended: Ended | None = None
         self.headed = self.lost = self.stuck = self.replaced = False
+        self.scope = trio.CancelScope()
+        """Around whoever hands its messages on."""
         self.holder = step_holder()
         self.kept = False
         """Whether it keeps its holder's place, because nobody waits for it any more."""
@@ -90,7 +93,7 @@ class _Call:
 class Instance:
     """A process with the model, from its start to its end."""
 
-    def __init__(self, process: Process, load: Load, *, hang_timeout: float, frames: Frames | None = None) -> None:
+    def __init__(self, process: Elsewhere, load: Load, *, hang_timeout: float, frames: Frames | None = None) -> None:
         """`load` is what it is told to load its model by. `hang_timeout`: seconds that its loop may be silent; 0: as long as
         it likes. `frames` are of whoever has read what it said before."""
         self.process, self._load, self._frames = process, load, frames
@@ -130,7 +133,7 @@ class Instance:
         """Says what is first, loads the model, calls `ready`, and serves; calls `worn` where it has become that. RaisedThere
         or MemoryError where the model's own code has ended it, InstanceEnded where the process did, the error of `fail`.
         Where it is cancelled, the model is to leave its `load()` within some seconds; then it is killed."""
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(self.process.socket))
+        stream = self.process.stream()
         self._pipe, self._on_ready = Pipe(stream, self._frames, self.process.memory), ready
         self._on_worn = worn
         for message in (*first, self._load):
@@ -181,17 +184,35 @@ class Instance:
         # what it has said before is read, to its end; unless a child of its own has the socket
         serving.deadline = trio.current_time() + _LAST_WORDS
 
-    async def _end(self, stream: trio.SocketStream, patience: float) -> Exit:
+    async def _end(self, stream: trio.abc.HalfCloseableStream, patience: float) -> Exit:
         """Hangs up, and waits for the process to end, which is killed where it does not. One that is killed in a call of a
         driver may end much later: nobody waits for that."""
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await stream.send_eof()
-        with trio.move_on_after(patience):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_out)
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await stream.send_eof()
+            code = await self._ended_within(patience)
+            if code is None:
+                self._kill("it did not end")
+                code = await self._ended_within(_LAST_WORDS)
+            # it is read to its end, unless a child of its own has the socket
+            nursery.cancel_scope.deadline = trio.current_time() + (_LAST_WORDS if code is not None else 0)
+        return code or Exit(signal=signal.SIGKILL)
+
+    async def _ended_within(self, seconds: float) -> Exit | None:
+        with trio.move_on_after(seconds):
             return await self.process.ended()
-        self._kill("it did not end")
-        with trio.move_on_after(_LAST_WORDS):
-            return await self.process.ended()
-        return Exit(signal=signal.SIGKILL)
+        return None
+
+    async def _hear_out(self) -> None:
+        """Reads what it says to the last, and tells what it logs: it could not end while its words find no room."""
+
+        def take(message: Message) -> None:
+            if type(message) is Log:
+                self._take(message)
+
+        with suppress(BrokenPipe, trio.BrokenResourceError):
+            await self._pipe.read(take)
 
     def _tell(self, code: Exit) -> NoReturn:
         """Raises why it is over."""
@@ -225,8 +246,11 @@ class Instance:
 
     def _lose_all(self) -> None:
         self.ready, self.loaded, self._lost = False, None, True
+        # what a session's model has said is told, but a client that does not read it learns of the end all the same
+        told = trio.current_time() + _LAST_WORDS
         for number, call in [*self._calls.items()]:
-            call.lost = call.ended is None
+            if call.ended is None:
+                call.lost, call.scope.deadline = True, told
             if call.kept:
                 del self._calls[number]
             call.over()
@@ -309,17 +333,18 @@ class Instance:
         self._calls[number] = call = _Call(SessionLine(self._pipe, number), session.call.id)
         call.holder.ran_in(self.number)
         try:
-            if first is not None:
-                with suppress(trio.ClosedResourceError):  # it is over before there was room, as we are told below
-                    await self._say(call, first)
-            if getattr(session.channel, "exhausted", False):
-                self._pipe.post(EndOfInput(number))
-                await self._answer(call, session)
-            else:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._ask, call, session)
+            with call.scope:
+                if first is not None:
+                    with suppress(trio.ClosedResourceError):  # it is over before there was room, as we are told below
+                        await self._say(call, first)
+                if getattr(session.channel, "exhausted", False):
+                    self._pipe.post(EndOfInput(number))
                     await self._answer(call, session)
-                    nursery.cancel_scope.cancel()
+                else:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._ask, call, session)
+                        await self._answer(call, session)
+                        nursery.cancel_scope.cancel()
         finally:
             if call.ended is None and not call.lost:
                 self._pipe.post(Cancel(number))
@@ -436,14 +461,16 @@ class Instance:
     # -- loops that do not answer ------------------------------------------------------------------------------------
 
     async def _runs(self, seconds: float) -> bool:
-        """True if its loop answers within that time."""
+        """True if its loop answers within that time; later, where anything else comes meanwhile: it may be behind that."""
         self._pinged += 1
-        number = self._pinged
+        number, reads = self._pinged, -1
         self._pipe.post(Ping(number))
-        with trio.move_on_after(seconds):
-            while self._pongs < number:
-                await self._answered.park()
-            return True
+        while reads < self._pipe.reads:
+            reads = self._pipe.reads
+            with trio.move_on_after(seconds):
+                while self._pongs < number:
+                    await self._answered.park()
+                return True
         return False
 
     async def _ladder(self, number: int) -> None:

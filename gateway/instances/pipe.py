@@ -64,7 +64,7 @@ class Bell(Protocol):
 class Pipe:
     """Messages to and from the other side."""
 
-    def __init__(self, stream: trio.SocketStream, frames: Frames | None = None, memory: SharedMemory | None = None) -> None:
+    def __init__(self, stream: trio.abc.Stream, frames: Frames | None = None, memory: SharedMemory | None = None) -> None:
         """`frames` are of whoever has read from the stream before. Without `memory` all goes through the stream."""
         self._stream, self._frames, self.memory = stream, frames or Frames(), memory
         if memory is not None:
@@ -72,6 +72,8 @@ class Pipe:
         self._out: list[bytes] = []
         self._bell = Doorbell()
         self._finished = False
+        self.reads = 0
+        """How often something has come: where it grows, the other side's loop runs."""
 
     def post(self, message: Message) -> None:
         """Sends it with the next frame. TypeError, OverflowError or ValueError for what cannot be sent: nothing was."""
@@ -106,6 +108,7 @@ class Pipe:
         frames.unread.clear()
         memory = self.memory
         while data := await stream.receive_some(_READ):
+            self.reads += 1
             try:
                 for messages in frames.feed(data):
                     for message in messages:

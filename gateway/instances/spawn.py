@@ -218,6 +218,14 @@ class Process:
         ours.setblocking(False)
         return cls(plan, popen, pidfd, ours, memory)
 
+    def stream(self) -> trio.SocketStream:
+        """Our end of the socket, as a stream."""
+        return trio.SocketStream(trio.socket.from_stdlib_socket(self.socket))
+
+    def used(self) -> tuple[int, float]:
+        """The bytes of memory that it has, and the seconds of CPU that it has used; noughts where it is gone."""
+        return used_by(self.pid)
+
     @property
     def tail(self) -> str:
         """The end of what it has written to stderr so far, 64 KiB at most; when `ended` has returned, the last of all."""

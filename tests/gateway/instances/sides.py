@@ -119,6 +119,12 @@ class NoProcess:
         self.over, self._exit = trio.Event(), Exit()
         self.closed = False
 
+    def stream(self) -> trio.SocketStream:
+        return trio.SocketStream(trio.socket.from_stdlib_socket(self.socket))
+
+    def used(self) -> tuple[int, float]:
+        return 0, 0.0
+
     async def ended(self) -> Exit:
         await self.over.wait()
         return self._exit
@@ -242,7 +248,7 @@ async def instance(*, hang_timeout: float = 0.0, memory: SharedMemory | None = N
     """An instance that has loaded; at the end its process exits, if it has not before."""
     process, load = NoProcess(memory), Load(4, **limits)
     async with trio.open_nursery() as nursery:
-        house = House(Instance(process, load, hang_timeout=hang_timeout), process, nursery)  # type: ignore[arg-type]
+        house = House(Instance(process, load, hang_timeout=hang_timeout), process, nursery)
         nursery.start_soon(house.run)
         assert await house.side.hear() == load
         await house.side.say(LOADED)

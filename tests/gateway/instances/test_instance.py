@@ -118,6 +118,19 @@ async def test_a_client_that_does_not_read_gets_no_more_than_the_credit(autojump
         assert client.log == [*map(part, range(MESSAGES_AHEAD))]
 
 
+async def test_and_where_the_process_ends_it_learns_of_that_as_the_others_do(autojump_clock: MockClock) -> None:
+    async with instance() as house:
+        client = Client(more=True)
+        client.reads = trio.Event()
+        exchange, _ = await begun(house, client)
+        await house.side.give(1, *map(part, range(3)))
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        house.process.end(Exit(signal=9))
+        assert type(await exchange.end()) is WorkerLost
+        assert trio.current_time() - began <= 1
+
+
 async def test_what_a_client_says_waits_for_credit(autojump_clock: MockClock) -> None:
     async with instance() as house:
         exchange, _ = await begun(house, Client(*map(part, range(40))))
@@ -385,6 +398,19 @@ async def test_or_leaves(autojump_clock: MockClock) -> None:
         house.process.end(Exit(code=0))
         assert await house.end() is None
         assert house.process.killed == 0
+
+
+async def test_and_what_it_says_as_it_leaves_is_read_whose_log_is_told(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with instance() as house:
+        house.scope.cancel()
+        assert await house.side.hear() is None
+        await house.side.say(*[Failed("large" * 2000, "")] * 1000, Log("app", 20, "goodbye", ""))
+        house.process.end(Exit(code=0))
+        assert await house.end() is None
+    assert "goodbye" in [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.parametrize(
@@ -681,6 +707,17 @@ async def test_a_loop_that_is_silent_is_killed(autojump_clock: MockClock) -> Non
         assert str(error) == "its process was killed: its loop was silent for 2 s (models.m.process.hang_timeout)"
         assert type(await exchange.end()) is WorkerLost
         assert house.process.killed == 1
+
+
+async def test_one_whose_answer_is_behind_much_else_is_not(autojump_clock: MockClock) -> None:
+    async with instance(hang_timeout=2) as house:
+        for _ in range(20):
+            await trio.sleep(1.9)
+            await house.side.say(Log("app", 20, "busy", ""))
+        assert house.error is None
+        last = trio.current_time()
+        assert "its loop was silent for 2 s" in str(await house.end())
+        assert trio.current_time() - last <= 4
 
 
 async def test_a_session_that_does_not_end_kills_a_process_that_is_stuck_and_no_other(autojump_clock: MockClock) -> None:

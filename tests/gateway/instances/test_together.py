@@ -1,10 +1,10 @@
-"""Both sides of an instance together: whatever clients and models do, and however they are cancelled, nothing is left."""
+"""Both sides of an instance together: whatever clients and models do, and whatever a process says, nothing is left."""
 
 from __future__ import annotations
 
 import random
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import trio
@@ -13,16 +13,35 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.errors import WorkerLost
-from gateway.instances.instance import Instance, InstanceEnded
-from gateway.instances.messages import Describe, Described, Load
+from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
+from gateway.instances.messages import (
+    Array,
+    Credit,
+    Describe,
+    Described,
+    Ended,
+    Head,
+    Load,
+    Log,
+    Message,
+    PartSaid,
+    Pong,
+    PromptTokens,
+    Returned,
+    Said,
+    Tensors,
+    Text,
+    encoded,
+    frames_of,
+)
 from gateway.instances.pipe import Pipe
 from gateway.instances.spawn import Exit
 from gateway.instances.trio_child import TrioChild
 from models.blocking import StepHolder, set_step_holder
 from models.errors import ModelError
-from models.messages import Family, Part
+from models.messages import Family, Finish, FinishReason, Part
 from models.spec import ModelSpec
-from tests.gateway.instances.sides import PATIENCE, Client, Exchange, NoProcess
+from tests.gateway.instances.sides import PATIENCE, Client, Exchange, NoProcess, instance
 
 SIZES = (0, 1, 5000, 70_000, 300_000)
 
@@ -52,7 +71,7 @@ async def story(chance: random.Random, count: int, *, dies: bool) -> None:
         return ModelSpec(name="m", family=Family.PARTS, load=load), Described({}, False)
 
     process, loaded, reasons = NoProcess(), trio.Event(), list[str]()
-    instance = Instance(process, Load(4), hang_timeout=0)  # type: ignore[arg-type]
+    instance = Instance(process, Load(4), hang_timeout=0)
     process.side.hang_up, hang_up = (lambda: None), process.side.hang_up  # type: ignore[method-assign]
     set_step_holder(Place())
     Place.holds = 0
@@ -113,3 +132,62 @@ async def story(chance: random.Random, count: int, *, dies: bool) -> None:
 @given(st.integers(0, 2**32), st.integers(1, 12), st.booleans())
 def test_each_session_has_one_ending_and_leaves_nothing(seed: int, count: int, dies: bool) -> None:
     trio.run(lambda: story(random.Random(seed), count, dies=dies), clock=MockClock(autojump_threshold=0))
+
+
+# -- what a process may say that it must not ---------------------------------------------------------------------------
+
+GOOD: list[Message] = [
+    Head(1, {"a": "b"}, True), Credit(1, 1, 1), PartSaid(1, b"data", False, True), PromptTokens(2, 3), Head(2, {}, False),
+    Text(2, "text", 1, -0.5), Said(2, None, Finish(reason=FinishReason.EOS_TOKEN)), Credit(2, 0, 0), Pong(1), Ended(2),
+    Tensors(1, [Array("y", "INT32", (1,), bytes(4), {}, ())], "", {}, None, True), Log("app", 20, "text", ""),
+    Returned(7, None, None), Ended(1, "error", "no", "No", 400),
+]  # fmt: skip
+"""What a process may say of two sessions that are open, and have each sent a message."""
+FRAMES = [b"".join(frames_of([encoded(message)])) for message in GOOD]
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> bytes:
+    """Good frames, some of them changed, lost, said twice or in another order, or bytes between them."""
+    frames = draw(st.lists(st.sampled_from(FRAMES), min_size=1, max_size=12))
+    data = bytearray(b"".join(frames))
+    for _ in range(draw(st.integers(0, 3))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    at = draw(st.integers(0, len(data)))
+    return bytes(data[:at]) + draw(st.binary(max_size=8)) + bytes(data[at:])
+
+
+async def hear(data: bytes) -> None:
+    async with instance() as bystander, instance() as house:
+        sessions = [house.call(Client(Part(data=b"1"), more=True)) for _ in range(2)]
+        other = bystander.call(Client(Part(data=b"1"), more=True))
+        for _ in range(4):
+            await house.side.hear()
+        with suppress(trio.BrokenResourceError):  # it had enough
+            await house.side.stream.send_all(data)
+        await wait_all_tasks_blocked()
+        house.process.end(Exit(code=0))
+        error = await house.end()
+        assert type(error) in (InstanceEnded, RaisedThere)
+        for session in sessions:
+            await session.end()  # one each
+        assert house.instance.sessions == 0
+        assert (bystander.error, other.endings) == (None, [])
+        await bystander.side.say(Ended(1))
+        assert await other.end() is None
+
+
+@given(spoilt())
+def test_whatever_a_process_says_ends_it_and_its_sessions_at_most(data: bytes) -> None:
+    trio.run(hear, data, clock=MockClock(autojump_threshold=0))
+
+
+async def test_what_it_may_say_is_heard(autojump_clock: MockClock) -> None:
+    async with instance() as house:
+        one, two = (house.call(Client(Part(data=b"1"), more=True)) for _ in range(2))
+        for _ in range(4):
+            await house.side.hear()
+        await house.side.stream.send_all(b"".join(FRAMES))
+        ends = [await one.end(), await two.end()]  # whichever was the first
+        assert sorted(type(end).__name__ for end in ends) == ["ModelError", "NoneType"]
+        assert house.error is None
