@@ -165,7 +165,7 @@ ROOMS = {
     "operator": {"hypercorn", "telemetry", "workers", "catalog", "serving", "core", "net", "config"},
     "gateway": {*_SERVED, "containers", "operator"},
     "asgi": {"gateway", "wires"},
-    "testing": {*_SERVED, "gateway"} - {"hypercorn"},
+    "testing": {*_SERVED, "instances", "gateway"} - {"hypercorn"},
     "fronts": {*_SERVED, "gateway", "instances", "operator"},
     "cli": {*_SERVED, "gateway", "asgi", "testing", "containers", "operator", "fronts", "instances"},
     "__main__": {"cli"},

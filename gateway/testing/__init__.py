@@ -13,12 +13,21 @@ if TYPE_CHECKING:
     from gateway.testing.invariants import broken_ledgers, left_over
     from gateway.testing.memory import MemoryEdges, MemoryGateway, MemorySocket, memory_gateway
     from gateway.testing.network import Link, NetworkProfile, Way
+    from gateway.testing.processes import (
+        MemoryPlace,
+        MemoryProcess,
+        MemoryProcesses,
+        Moment,
+        current_process,
+        in_memory_processes,
+    )
     from gateway.testing.seeding import seeded
 
 __all__ = [
-    "Answer", "Client", "Conversation", "Injected", "Lie", "Link", "MemoryEdges", "MemoryGateway", "MemorySocket",
-    "ModelFaults", "NetworkProfile", "SocketConversation", "Way", "broken_ledgers", "left_over", "memory_gateway",
-    "seeded", "with_faults",
+    "Answer", "Client", "Conversation", "Injected", "Lie", "Link", "MemoryEdges", "MemoryGateway", "MemoryPlace",
+    "MemoryProcess", "MemoryProcesses", "MemorySocket", "ModelFaults", "Moment", "NetworkProfile", "SocketConversation",
+    "Way", "broken_ledgers", "current_process", "in_memory_processes", "left_over", "memory_gateway", "seeded",
+    "with_faults",
 ]  # fmt: skip
 
 
@@ -29,6 +38,9 @@ _HOMES = {
     "gateway.testing.invariants": ("broken_ledgers", "left_over"),
     "gateway.testing.memory": ("MemoryEdges", "MemoryGateway", "MemorySocket", "memory_gateway"),
     "gateway.testing.network": ("Link", "NetworkProfile", "Way"),
+    "gateway.testing.processes": (
+        "MemoryPlace", "MemoryProcess", "MemoryProcesses", "Moment", "current_process", "in_memory_processes",
+    ),
     "gateway.testing.seeding": ("seeded",),
 }  # fmt: skip
 

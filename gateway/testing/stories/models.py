@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, final
 
 import numpy as np
@@ -12,8 +13,11 @@ import trio
 
 from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
+from gateway.instances.messages import MESSAGES_AHEAD
+from gateway.instances.spawn import Exit
 from gateway.testing.faults import ModelFaults, with_faults
-from gateway.testing.stories.plan import CALM, FAULTY, KINDS, Plan, TalkPlan
+from gateway.testing.processes import MemoryProcess, Moment, current_process, in_memory_processes
+from gateway.testing.stories.plan import CALM, FAULTY, KINDS, THERE, Fate, Mishap, Plan, TalkPlan
 from gateway.testing.stories.talk import Talk, fragment, named, unmarked
 from models.adapt import spec_of
 from models.blocking import cancel_token
@@ -164,12 +168,18 @@ class Cast:
             talk.name: PlannedTalk(
                 talk.name, line.name, talk.model, plan=talk, report=report, tell=tell,
                 kept=fragment if talk.form.duplex else unmarked,
-                bound=plan.bound + (line.window if line.transport == "http2" else 0),
+                bound=plan.bound + (line.window if line.transport == "http2" else 0) + _ahead(talk),
             )
             for line in plan.lines
             for talk in line.talks
         }  # fmt: skip
         self.crashes = {name: Doorbell() for name in (f"{kind}-{FAULTY}" for kind in KINDS)}
+        self.processes: dict[MemoryProcess, set[PlannedTalk]] = {}
+        """Each that was started, and the calls that its model is in."""
+        self.lost: Callable[[MemoryProcess, list[PlannedTalk]], None] = lambda process, talks: None
+        """Told of a process that has ended, and of those calls."""
+        self._tell = tell
+        self._mishaps = [mishap for mishap in plan.mishaps if mishap.at is None]
 
     def named(self, query: str) -> PlannedTalk | None:
         """The call whose request has this query."""
@@ -189,10 +199,63 @@ class Cast:
                 name = f"{kind}-{letter}"
                 spec = spec_of(model, name, family=family, capacity=self.plan.slots, decoupled=kind == "tensor")
                 made.append(with_faults(spec, self._faults, crash=self.crashes[name]) if letter == FAULTY else spec)
+                if (there := f"{kind}-{THERE}-{letter}") in self.plan.there:
+                    made.append(self._there(replace(spec, name=there, stop_within=1.0), faulty=letter == FAULTY))
         made.append(spec_of(self._threads, f"threads-{CALM}", family=Family.TEXT, capacity=self.plan.slots))
         if self.plan.hostile:
             made.append(spec_of(_victim, VICTIM, family=Family.PARTS, capacity=self.plan.slots))
         return made
+
+    # -- models in processes -------------------------------------------------------------------------------------------
+
+    def _there(self, spec: ModelSpec, *, faulty: bool) -> ModelSpec:
+        return in_memory_processes(
+            with_faults(spec, self._faults) if faulty else spec,
+            instances=self.plan.instances, hang_timeout=self.plan.hang_timeout, place=self.plan.place, told=self._told,
+        )[0]  # fmt: skip
+
+    def _told(self, process: MemoryProcess, moment: Moment) -> None:
+        match moment:
+            case Moment.STARTED:
+                self.processes[process] = set()
+            case Moment.ENDED:
+                self._tell(f"process {process.plan.number} of {process.plan.name} ends")
+                self.lost(process, sorted(self.processes[process], key=attrgetter("name")))
+            case Moment.SENT:
+                for mishap in [one for one in self._mishaps if self._is_of(one, process) and one.frames == process.frames]:
+                    self._mishaps.remove(mishap)
+                    self.befall(mishap, process)
+
+    @staticmethod
+    def _is_of(mishap: Mishap, process: MemoryProcess) -> bool:
+        return (mishap.model, mishap.number) == (process.plan.name, process.plan.number)
+
+    def befalls(self, mishap: Mishap) -> None:
+        """It befalls whichever process is there now."""
+        for process in self.processes:
+            if process.alive and self._is_of(mishap, process):
+                self.befall(mishap, process)
+                return
+
+    def befall(self, mishap: Mishap, process: MemoryProcess) -> None:
+        """It befalls this one."""
+        self._tell(f"process {mishap.number} of {mishap.model} is {mishap.fate.value}")
+        match mishap.fate:
+            case Fate.KILLED:
+                process.kill()
+            case Fate.CRASHED:
+                process.die(Exit(signal=11))
+            case Fate.LEFT:
+                process.die(Exit(code=3))
+            case Fate.HUNG_UP:
+                process.hang_up()
+            case Fate.NONSENSE:
+                process.spoil(mishap.nonsense)
+            case Fate.STOPPED:
+                process.stop()
+                trio.lowlevel.spawn_system_task(_go_on, process, mishap.lasts)
+
+    # -- what they do --------------------------------------------------------------------------------------------------
 
     def _faults(self, call: Call) -> ModelFaults | None:
         talk = self.named(call.query)
@@ -235,8 +298,24 @@ class Cast:
     def _called(self, session: Session[In, Out]) -> Iterator[Thinking[In, Out]]:
         talk = self.named(session.call.query)
         assert talk is not None, f"a call without a name: {session.call.query}"
-        with talk.call():
-            yield Thinking(session, talk)
+        process = current_process()
+        calls = self.processes[process] if process is not None else set()
+        calls.add(talk)
+        try:
+            with talk.call():
+                yield Thinking(session, talk)
+        finally:
+            calls.discard(talk)
+
+
+async def _go_on(process: MemoryProcess, after: float) -> None:
+    await trio.sleep(after)
+    process.go_on()
+
+
+def _ahead(talk: TalkPlan) -> int:
+    """Bytes that a model in a process may have said, and its client's wire not have taken."""
+    return (MESSAGES_AHEAD + 1) * 4 * (talk.size + 8) if f"-{THERE}-" in talk.model else 0
 
 
 async def _victim(session: Session[Part, Part]) -> None:

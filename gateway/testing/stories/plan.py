@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from gateway.config import BidiConfig, Config, DrainConfig, HTTP2Config, LimitsConfig, ListenConfig, WebSocketConfig
+from gateway.instances.messages import Credit, Ended, Head, Loaded, Ping, Text, encoded, frames_of
 from gateway.testing.faults import Lie, ModelFaults
 from gateway.testing.network import NetworkProfile, Way
+from gateway.testing.processes import MemoryPlace
 from gateway.testing.stories.talk import Deceit, Form, Hostility, Leave
 
 KiB = 1024
+_WAITED_FOR = 4.6
+"""What a process has to leave its `load()`, and the moment after it."""
 
 
 @final
@@ -100,6 +105,36 @@ class HostilePlan:
     """When it goes away by itself."""
 
 
+class Fate(enum.Enum):
+    """What befalls a process."""
+
+    KILLED = "killed"
+    CRASHED = "crashed"
+    LEFT = "left"
+    HUNG_UP = "hung up"
+    STOPPED = "stopped"
+    """For a time, after which it is either killed by then, or goes on."""
+    NONSENSE = "nonsense"
+    """It sends bytes that are no frame, or messages that it must not."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mishap:
+    """What befalls one process of a model, once."""
+
+    fate: Fate
+    model: str
+    number: int
+    at: float | None
+    """When; None: by its frames."""
+    frames: int
+    """After how many."""
+    lasts: float
+    """How long one is stopped."""
+    nonsense: bytes
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swizzle:
@@ -126,11 +161,29 @@ class Plan:
     hostile: tuple[HostilePlan, ...] = ()
     crashes: tuple[tuple[float, str], ...] = ()
     """When, and whose worker."""
+    instances: int = 1
+    """Of each model in processes."""
+    place: MemoryPlace = field(default_factory=MemoryPlace)
+    """And what they are like."""
+    hang_timeout: float = 0.0
+    mishaps: tuple[Mishap, ...] = ()
     swizzles: tuple[Swizzle, ...] = ()
     drain_at: float = math.inf
     tight: bool = False
     """The byte budget is smaller than what everybody wants."""
     hub: bool = True
+
+    @property
+    def there(self) -> set[str]:
+        """The models in processes that are called."""
+        return {talk.model for line in self.lines for talk in line.talks if f"-{THERE}-" in talk.model}
+
+    @property
+    def unloading(self) -> float:
+        """Seconds that it may take to unload them, which are unloaded one after the other: the kernel tells of each end, and
+        one that is stopped is waited for before it is killed."""
+        stopped = {mishap.model for mishap in self.mishaps if mishap.fate is Fate.STOPPED}
+        return sum(self.place.notice + _WAITED_FOR * (name in stopped) for name in sorted(self.there))
 
     @property
     def bound(self) -> int:
@@ -141,6 +194,8 @@ class Plan:
 
 CALM, FAULTY = "a", "b"
 """Models by their names' last letters: the workers of the latter crash, and what they do is what faults say."""
+THERE = "process"
+"""Models in processes, by the second word of their names."""
 KINDS = ("text", "tensor", "single", "parts")
 """Models by their names' first words: a single one gives one response to each request, those of tensors any number."""
 
@@ -170,12 +225,73 @@ def plan(seed: int, *, hub: bool = True) -> Plan:
     networked = [line.name for line in lines if line.network is not None]
     swizzles = tuple(_swizzle(chance, networked) for _ in range(chance.choice((0, 1, 2)) if networked else 0))
     crashes = tuple((chance.uniform(0, 3), f"{chance.choice(KINDS)}-{FAULTY}") for _ in range(chance.choice((0, 0, 1, 2))))
-    return Plan(
+    return _with_processes(Plan(
         seed=seed, config=config, capacity=chance.choice((700, 4 * KiB, 16 * KiB)), slots=chance.choice((2, 8, 64)),
         lines=lines, hostile=_hostile(seed), crashes=tuple(sorted(crashes)), swizzles=swizzles,
         drain_at=chance.uniform(0.05, 4) if drains else math.inf, tight=tight,
         hub=hub and chance.random() < 0.8,
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def _with_processes(chosen: Plan) -> Plan:
+    """Some of the calls are of models in processes, and things befall those that are not calm. Chance of its own, so that
+    the others do the same with and without them."""
+    chance = random.Random(f"processes {chosen.seed}")
+    if chance.random() < 0.4:
+        return chosen
+
+    def moved(talk: TalkPlan) -> TalkPlan:
+        kind, _, letter = talk.model.partition("-")
+        if chance.random() < 0.4 or kind not in KINDS:
+            return talk
+        there = FAULTY if letter == CALM and chance.random() < 0.4 else letter  # where its process may end
+        return replace(talk, model=f"{kind}-{THERE}-{there}")
+
+    lines = tuple(replace(line, talks=tuple(map(moved, line.talks))) for line in chosen.lines)
+    chosen, instances = replace(chosen, lines=lines), chance.choice((1, 2, 3))
+    faulty = sorted(name for name in chosen.there if name.endswith(FAULTY))
+    return replace(
+        chosen,
+        instances=instances,
+        place=MemoryPlace(
+            capacity=chance.choice((300, 4 * KiB, 64 * KiB)),
+            piece=chance.choice((500, 4 * KiB, 64 * KiB)),
+            rest=chance.choice((0.0, 0.0, 0.001)),
+            notice=chance.choice((0.0, 0.0, 0.004, 0.05)),
+        ),
+        hang_timeout=chance.choice((0.4, 2.0)),
+        mishaps=tuple(
+            _mishap(chance, chance.choice(faulty), chance.randrange(instances))
+            for _ in range(chance.choice((1, 2, 4, 8)) if faulty else 0)
+        ),
+    )
+
+
+def _mishap(chance: random.Random, model: str, number: int) -> Mishap:
+    return Mishap(
+        fate=chance.choice(list(Fate)),
+        model=model,
+        number=number,
+        at=chance.choice((None, chance.uniform(0, 3))),
+        frames=chance.randint(1, 40),
+        lasts=chance.choice((0.1, 1.0, 30.0)),
+        nonsense=chance.choice(NONSENSE),
+    )
+
+
+_OPEN = range(1, 40)
+NONSENSE = (
+    b"\xff\xff\xff\xff",
+    b"\x00\x00\x00\x01\xc1",
+    b"\x00\x00\x00\x05\xdd\xff\xff\xff\xff",
+    b"\x00\x00\x00\x04\x91\x92\x63\x01",
+    *(b"".join(frames_of([encoded(message) for message in messages])) for messages in (
+        [Ended(1_000_000)], [Ping(1)], [Text(1_000_000, "none", 0, None)], [Loaded(None, False, False)] * 2,
+        [Credit(number, 1000, 0) for number in _OPEN], [Credit(number, 0, -1) for number in _OPEN],
+        [Head(number, {}, False) for number in _OPEN for _ in range(2)],
+    )),
+)  # fmt: skip
+"""What no process may say: it ends it."""
 
 
 def _line(chance: random.Random, number: int, lasts: bool) -> LinePlan:

@@ -22,11 +22,12 @@ from gateway.testing.invariants import broken_ledgers, left_over
 from gateway.testing.log_capture import brief, errors_logged
 from gateway.testing.memory import MemoryEdges
 from gateway.testing.network import Link
+from gateway.testing.processes import MemoryProcess
 from gateway.testing.seeding import seeded
 from gateway.testing.stories.hostile import DRAINED, ENDS, UNANSWERED, Hostile
 from gateway.testing.stories.lines import Line
 from gateway.testing.stories.models import Cast, PlannedTalk
-from gateway.testing.stories.plan import CALM, HostilePlan, LinePlan, Plan, Swizzle, plan
+from gateway.testing.stories.plan import CALM, HostilePlan, LinePlan, Mishap, Plan, Swizzle, plan
 from gateway.testing.stories.talk import Deceit, View
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.states import State
@@ -46,7 +47,10 @@ _OUTLIVE = 1.5
 """Virtual seconds that a session may outlive its worker: models clean up for less."""
 _GRACE = 5.0
 """What a drain has beyond its deadline: for goodbyes, and for models that clean up."""
-_LOGGED = ("model raised", "model crashed", "model given up")
+_LOGGED = (
+    *("model raised", "model crashed", "model given up", "model stopped late"),
+    *("instance killed", "instance ended", "instance given up"),
+)
 """Errors that the faults of models log."""
 
 
@@ -129,6 +133,7 @@ class Simulation(trio.abc.Instrument):
         self.draining_at: float | None = None
         self._stopped_at: float | None = None
         self._crashed: dict[str, float] = {}
+        self.cast.lost = self._lost
         self._bereft: list[tuple[float, str, list[Exchange]]] = []
 
     def _order(self) -> None:
@@ -233,6 +238,11 @@ class Simulation(trio.abc.Instrument):
             if left := [exchange.query.decode() for exchange in sessions if exchange in worker.slots.live]:
                 self.report(f"7: {', '.join(left)} outlived the worker of {name}")
 
+    def _lost(self, process: MemoryProcess, talks: list[PlannedTalk]) -> None:
+        """A process has ended, and with it these calls. The kernel tells of it later than its stream."""
+        exchanges = [talk.exchange for talk in talks if talk.exchange is not None]
+        self._bereft.append((trio.current_time() + _OUTLIVE, process.plan.name, exchanges))
+
     def _runnable(self, talk: PlannedTalk) -> bool:
         line = self._lines_of[talk.name]
         if not talk.plan.calm or not line.plan.calm or line.link is not None or self.draining_at is not None:
@@ -261,12 +271,17 @@ class Simulation(trio.abc.Instrument):
                     for hostile in self.plan.hostile:
                         clients.start_soon(self._attacked, hostile)
                     chaos.start_soon(self._crash)
+                    for mishap in self.plan.mishaps:
+                        chaos.start_soon(self._befall, mishap)
                     for swizzle in self.plan.swizzles:
                         chaos.start_soon(self._swizzle, swizzle)
                     chaos.start_soon(self._drain)
                 self.tell("all clients are gone")
                 await self._until_quiet()
                 self._root.cancel_scope.cancel()
+        for process in self.cast.processes:
+            if process.alive:
+                self.report(f"3: process {process.plan.number} of {process.plan.name} outlived the gateway")
         if scope.cancelled_caught:
             pending = [talk.name for talk in self.cast.talks.values() if talk.view is View.PENDING and not talk.unopened]
             self.report(f"11: it hangs; pending: {pending}, left: {left_over(self.gateway)}")
@@ -328,6 +343,11 @@ class Simulation(trio.abc.Instrument):
             self.tell(f"{model} crashes")
             self.cast.crashes[model].ring()
 
+    async def _befall(self, mishap: Mishap) -> None:
+        if mishap.at is not None:
+            await trio.sleep_until(mishap.at)
+            self.cast.befalls(mishap)
+
     async def _swizzle(self, swizzle: Swizzle) -> None:
         links = {line.plan.name: line.link for line in self._lines_of.values()}
         await trio.sleep_until(swizzle.at)
@@ -350,21 +370,26 @@ class Simulation(trio.abc.Instrument):
         self.tell("drain")
         self.gateway.begin_drain()
         drain = self.plan.config.drain
-        allowed = drain.delay + drain.timeout + _GRACE + 0.1
+        grace = _GRACE + self.plan.unloading + 0.1
         with trio.move_on_after(drain.delay + drain.timeout + 0.01):
             await self.gateway.stopped()
         for exchange in self.gateway.observer.live:
             if exchange.interruption is None and exchange.outbound.finishing is None and exchange.ending is None:
                 self.report(f"9: {exchange.query.decode()}: the drain's deadline is over, and nobody has told it")
-        with trio.move_on_after(_GRACE + 0.1) as scope:
+        with trio.move_on_after(grace) as scope:
             await self.gateway.stopped()
         if scope.cancelled_caught:
+            allowed = drain.delay + drain.timeout + grace
             self.report(f"9: the drain is not over after {allowed:g} s; left: {left_over(self.gateway)}")
 
     async def _until_quiet(self) -> None:
         with trio.move_on_after(_QUIET):
             while left_over(self.gateway):  # noqa: ASYNC110  # nothing tells when
                 await trio.sleep(0.05)
+        for name, worker in self.gateway.supervisor.workers.items():
+            for one in self.gateway.models[name].instances if worker.ready else ():
+                if one.sessions:
+                    self.report(f"3: {one.sessions} sessions are left in process {one.number} of {name}")
         if self.gateway.acceptor.nursery is not None and (left := left_over(self.gateway)):
             names = [talk.name for talk in self.cast.talks.values() if talk.begun > talk.over]
             self.report(f"3: {_QUIET:g} s after the last client there are {', '.join(left)}; models of {names}")

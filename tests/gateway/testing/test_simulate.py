@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from click.testing import CliRunner, Result
 
 from gateway.cli.main import program
@@ -23,10 +25,15 @@ from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
 from gateway.core.outbound import Outbound
 from gateway.errors import Ending
+from gateway.instances.child import Child
+from gateway.instances.instance import Instance
+from gateway.instances.messages import Cancel, Message
+from gateway.instances.pipe import SessionLine
 from gateway.net.readiness import Poller
 from gateway.testing.log_capture import errors_logged
+from gateway.testing.processes import MemoryProcess, _End
 from gateway.testing.stories.hostile import ENDS
-from gateway.testing.stories.plan import plan
+from gateway.testing.stories.plan import CALM, FAULTY, KINDS, THERE, Fate, plan
 from gateway.testing.stories.run import run_seed
 from gateway.testing.stories.talk import Form, Hostility
 from gateway.wires.http2 import HTTP2Wire
@@ -60,6 +67,9 @@ def test_the_sample_has_every_form_and_fault_and_drains() -> None:
     assert any(each.swizzles for each in plans)
     assert any(each.crashes for each in plans)
     assert any(line.cut for each in plans for line in each.lines)
+    assert {mishap.fate for each in plans for mishap in each.mishaps} == set(Fate)
+    assert {mishap.at is None for each in plans for mishap in each.mishaps} == {True, False}
+    assert {f"{kind}-{THERE}-{letter}" for kind in KINDS for letter in (CALM, FAULTY)} <= {talk.model for talk in talks}
     hostile = {(client.hostility, client.transport) for each in plans for client in each.hostile}
     assert hostile == set(ENDS)
     assert {hostility for hostility, _ in hostile} == set(Hostility)
@@ -215,6 +225,46 @@ def _floods_without_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FloodPolicy, "tick", lambda self, counters, now: None)
 
 
+def _sessions_of_a_dead_process(patch: pytest.MonkeyPatch) -> None:
+    def lose(self: Instance) -> None:
+        self.ready, self.loaded, self._lost = False, None, True
+
+    patch.setattr(Instance, "_lose_all", lose)
+
+
+def _nonsense_is_nothing(patch: pytest.MonkeyPatch) -> None:
+    take = Instance._take
+
+    def taken(self: Instance, message: Message) -> None:
+        with suppress(ValueError):
+            take(self, message)
+
+    patch.setattr(Instance, "_take", taken)
+
+
+def _cancel_not_told(patch: pytest.MonkeyPatch) -> None:
+    take = Child.take
+    patch.setattr(Child, "take", lambda self, message: None if type(message) is Cancel else take(self, message))
+
+
+def _credit_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SessionLine, "_give_back", _without_every(5, SessionLine._give_back))
+
+
+def _credit_for_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SessionLine, "_has_room", lambda self, size: True)
+
+
+def _stopped_and_left_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Instance, "_kill", lambda self, why: None)
+
+
+def _process_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryProcess, "close", lambda self: None)
+    patch.setattr(MemoryProcess, "kill", lambda self: None)
+    patch.setattr(_End, "send_eof", trio.abc.AsyncResource.__aenter__)
+
+
 PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_lost_terminal, range(5)),
     (_unsettled_end, range(5)),
@@ -232,6 +282,13 @@ PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_drain_without_words, range(15)),
     (_patience_without_end, range(5)),
     (_floods_without_end, range(7, 11)),
+    (_sessions_of_a_dead_process, range(20)),
+    (_nonsense_is_nothing, range(40)),
+    (_cancel_not_told, range(20)),
+    (_credit_kept, range(20)),
+    (_credit_for_all, range(20)),
+    (_stopped_and_left_alone, range(40)),
+    (_process_kept, range(20)),
 )
 """Each with seeds of which one must find it."""
 
