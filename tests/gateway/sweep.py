@@ -32,7 +32,7 @@ from gateway.net.tls_context import client_context, development_certificate, ser
 from gateway.net.transport import MemoryTransport, memory_pair
 from gateway.telemetry.account import PARTS, Account, account_of
 from gateway.telemetry.observer import Observer
-from gateway.testing import MemoryEdges, seeded
+from gateway.testing import MemoryEdges, MemoryProcess, seeded
 from gateway.testing.log_capture import brief, errors_logged
 from gateway.testing.stories.talk import Talk, View, named
 from gateway.wires.http2 import HTTP2Wire
@@ -40,19 +40,25 @@ from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
 from tests.gateway.sweep_batched import BATCHED
 from tests.gateway.sweep_grpc import GRPC
+from tests.gateway.sweep_processes import PROCESSES
 from tests.gateway.sweep_sagemaker import SAGEMAKER
 from tests.gateway.sweep_scenarios import FRESH, ONE_OF_EACH, VICTIM, Scenario, Stage, serve
 from tests.gateway.sweep_text import TEXT
 from tests.gateway.sweep_v2 import V2
 from tests.gateway.ways import DRIVERS, serves
 
-SCENARIOS: dict[str, Scenario] = {**ONE_OF_EACH, **V2, **GRPC, **SAGEMAKER, **TEXT, **BATCHED}
+SCENARIOS: dict[str, Scenario] = {**ONE_OF_EACH, **V2, **GRPC, **SAGEMAKER, **TEXT, **BATCHED, **PROCESSES}
 
 _END = 30.0
 """Virtual seconds after which a run counts as hanging."""
 _BUSY = 2000
 """Steps of one task without any virtual time after which it counts as spinning."""
-_LOADED = ("load.<locals>.crash", "RollingBatch.run", "Batcher._alarm")
+_OWN = ("Acceptor._turns", "Runner._run", "MemoryProcess._run", "Instances.keep")
+"""Tasks whose steps, and those of the tasks that they start, are the victim's, beside those of its connection."""
+_LOADED = (
+    *("load.<locals>.crash", "RollingBatch.run", "Batcher._alarm", "Instances.keep", "MemoryProcess._run", "Child._read"),
+    *("MemoryProcess.read_output", "Instance._write", "Instance._watch_exit", "Instance._watch_loop", "Child._write"),
+)
 """The tasks of a model that is loaded: one that was loaded again has others."""
 _STEP_SECONDS = 0.0023
 """What a blocking step takes."""
@@ -82,6 +88,8 @@ class Target:
     """Virtual seconds in which everything must be over; nothing here has to wait for the coarse timer."""
     logs: frozenset[str] = frozenset()
     """Errors that the log may name."""
+    process: bool = False
+    """It befalls a process of the first model."""
     then: tuple[int, Target] | None = None
     """What is cancelled so many steps later, if it is still there."""
 
@@ -227,6 +235,7 @@ class Run(trio.abc.Instrument):
         self.recorder = Recorder(self.gateway.observer)
         server.exchange_opened, server.exchange_closed = self.recorder.opened, self.recorder.closed
         self.serving = trio.CancelScope()
+        self.befallen: MemoryProcess | None = None
         self.embedder: dict[str, trio.CancelScope] = {}
         self.ours: dict[str, MemoryTransport] = {}
         self.theirs: dict[str, MemoryTransport] = {}
@@ -283,7 +292,7 @@ class Run(trio.abc.Instrument):
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks.add(task)
         parent = task.parent_nursery and task.parent_nursery.parent_task
-        if self._owning or parent in self.own or task.name.endswith(("Acceptor._turns", "Runner._run")):
+        if self._owning or parent in self.own or task.name.endswith(_OWN):
             self.own.add(task)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
@@ -398,7 +407,7 @@ class Run(trio.abc.Instrument):
         await trio.testing.wait_all_tasks_blocked()
         worker = self.gateway.supervisor.workers["m"]
         with trio.move_on_after(1.0):
-            while worker.state is not State.READY:  # noqa: ASYNC110  # nothing tells when
+            while worker.state is not State.READY or (self.befallen is not None and self.befallen.alive):  # noqa: ASYNC110
                 await trio.sleep(0.01)
         if worker.state is not State.READY:
             self.problems.append(f"the worker is {worker.state} afterwards")
@@ -602,6 +611,27 @@ def _break_transport(run: Run) -> None:
     theirs._readable.ring()
 
 
+def _there(run: Run) -> MemoryProcess | None:
+    """The process of the first model that the victim's call has begun in, or else any: while it is alive."""
+    processes = run.stage.processes
+    found = run.stage.there.get(VICTIM) or (processes and processes.last.get(0))
+    return found if found is not None and found.alive else None
+
+
+def _befall(what: Callable[[MemoryProcess], None]) -> Callable[[Run], None]:
+    def fire(run: Run) -> None:
+        run.befallen = process = _there(run)
+        assert process is not None
+        what(process)
+
+    return fire
+
+
+def _elsewhere(run: Run, talk: Talk) -> bool:
+    there = run.stage.there.get(talk.name)
+    return talk.model != "m" or (there is not None and there is not run.befallen)
+
+
 def _is_live(run: Run) -> bool:
     return run.exchange is not None
 
@@ -676,6 +706,16 @@ TARGETS: dict[str, Target] = {
             spares=lambda run, talk: talk.model != "m", endings=frozenset({Ending.MODEL_ERROR, Ending.REFUSED}),
             logs=frozenset({"model crashed"}),
         ),
+        *(
+            Target(
+                name=name, ready=lambda run: _there(run) is not None, fire=_befall(what), spares=_elsewhere, process=True,
+                endings=frozenset({Ending.MODEL_ERROR, Ending.REFUSED}), logs=frozenset({"instance ended", "instance killed"}),
+            )
+            for name, what in (
+                ("kill", MemoryProcess.kill), ("stop", MemoryProcess.stop), ("hang-up", MemoryProcess.hang_up),
+                ("nonsense", lambda process: process.spoil(b"\0\0\0\1\xc1")),
+            )
+        ),
         Target(
             name="raise", ready=lambda run: False, fire=lambda run: None, spares=_others,
             endings=frozenset({Ending.MODEL_ERROR}), logs=frozenset(f"{what} raised" for what in _OF_AUTHORS) | {"model failed"},
@@ -707,7 +747,7 @@ def followed_by(first: Target, gap: int, second: Target) -> Target:
 def applies(scenario: Scenario, target: Target) -> bool:
     """Whether a wire knows such an end. An embedder's streams are decrypted already."""
     known = scenario.wire in target.wires and target.name.partition("+")[0] not in scenario.without
-    return known and not (scenario.tls and target.embedded)
+    return known and not (scenario.tls and target.embedded) and not (target.process and scenario.place is None)
 
 
 # -- running -------------------------------------------------------------------------------------------------------

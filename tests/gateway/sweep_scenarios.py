@@ -24,6 +24,7 @@ from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import MemoryTransport
+from gateway.testing import MemoryPlace, MemoryProcess, MemoryProcesses, current_process, in_memory_processes
 from gateway.testing.stories import models
 from gateway.testing.stories.clients import Body, Hearing, Socket, Streams, read_http1, viewed, write
 from gateway.testing.stories.models import END, In, Out, Watched
@@ -41,6 +42,8 @@ from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
 
+HANG_TIMEOUT = 0.04
+"""Virtual seconds after which a process that is stopped is killed."""
 VICTIM, COMPANION, NEIGHBOUR, NEXT, FRESH = "victim", "companion", "neighbour", "next", "fresh"
 """Who is interrupted; who shares its connection; who has its own; who comes afterwards on the same connection, and on
 a new one."""
@@ -75,6 +78,10 @@ class Stage:
         """The victim's model raises while it is cancelled."""
         self.tls: ssl.SSLContext | None = None
         """With which clients encrypt."""
+        self.processes: MemoryProcesses | None = None
+        """Those of the first model, where it runs in some."""
+        self.there: dict[str, MemoryProcess | None] = {}
+        """The process that each call has begun in."""
         self.repository: Repository
         self.start_soon: Callable[..., None]
         """Runs what is neither a client nor the server's, such as a container."""
@@ -98,6 +105,7 @@ class Stage:
     def call(self, query: str) -> Iterator[Talk]:
         """A model's call."""
         talk = self.talks[named(query)]
+        self.there[talk.name] = current_process()
         with talk.call():
             try:
                 yield talk
@@ -141,6 +149,10 @@ def serve(stage: Stage, scenario: Scenario) -> list[ModelSpec]:
             yield model
 
         calm, other = (ModelSpec(name=name, family=scenario.family, load=give) for name in ("m", "n"))
+    if scenario.place is not None:
+        alike: dict[str, Any] = {"instances": 2, "hang_timeout": HANG_TIMEOUT, "place": scenario.place}
+        calm, stage.processes = in_memory_processes(calm, **alike)
+        other, _ = in_memory_processes(other, **alike)
 
     @asynccontextmanager
     async def load() -> AsyncIterator[Model]:
@@ -613,6 +625,8 @@ class Scenario:
     """An error in the middle of an answer has no words: the answer is cut off."""
     served: Callable[[Stage], Callable[[str], ModelSpec]] | None = None
     """Makes the specs of the models, by their names, in place of `model`."""
+    place: MemoryPlace | None = None
+    """The models run in processes like that."""
     without: frozenset[str] = frozenset()
     """Targets that it has not."""
     ahead: int = 1_000_000

@@ -28,6 +28,9 @@ from gateway.dialects.text.lmi_formatters import FormattedAnswer
 from gateway.dialects.text.openai import _Answer
 from gateway.dialects.v2.channels import StreamedResponses
 from gateway.errors import Ending, GatewayError
+from gateway.instances.child import Child
+from gateway.instances.instance import Instance
+from gateway.instances.messages import Cancel
 from gateway.net.transport import Transport
 from gateway.wires.http2 import HTTP2Wire
 from gateway.workers.slots import Slots
@@ -41,6 +44,7 @@ from protocols.http2.connection import HTTP2Connection
 from protocols.http2.stream import Stream
 from tests.gateway.sweep import SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
 from tests.gateway.sweep_batched import BATCHED
+from tests.gateway.sweep_processes import PROCESSES
 from tests.gateway.sweep_sagemaker import SAGEMAKER
 from tests.gateway.sweep_text import TEXT
 from tests.gateway.ways import DRIVERS
@@ -64,13 +68,15 @@ STRIDES = {
     "stop-v2-generate-stream-h2": 7, "stop-bidi": 17,
     "batched": 7, "batched-threads": 7, "batched-h2": 23, "rolling": 7, "rolling-threads": 7, "rolling-h2": 17,
     "rolling-slow": 31,
+    "process-v2": 5, "process-lmi": 11, "process-threads": 11, "process-queue": 11, "process-bidi": 61,
+    "process-websocket": 59, "process-rude": 61, "process-rolling": 11,
 }  # fmt: skip
 """What a test here takes of the steps; the targets of a scenario start at different ones, and so cover them together. One
 in four of those, with the first readiness, is what `pytest` takes by itself; every step of everything is what
 `python -m tests.gateway.sweep` does."""
 AT_ONCE = {("inline", "leader")}
 """Where the victim's exchange is over in the step that began it, and so is never found live."""
-ALONE = SAGEMAKER.keys() | TEXT.keys() | BATCHED.keys()
+ALONE = SAGEMAKER.keys() | TEXT.keys() | BATCHED.keys() | PROCESSES.keys()
 """Scenarios that are played on one driver."""
 FEW_STEPS = ("raise", "memory")
 """Targets that count by themselves."""
@@ -89,9 +95,11 @@ def stride_of(scenario: str, target: str, driver: str) -> int:
 
 def each_target() -> list[tuple[str, str, str]]:
     """Every target of every scenario, on the first driver; every second one on the others too. SageMaker's wires, which add
-    nothing below the exchange, have each target on one of them, and the forms of text, which are many, every fourth one."""
+    nothing below the exchange, have each target on one of them, and the forms of text, which are many, every fourth one; so have
+    models in processes, but for what befalls these."""
     known = [(s, t) for s in SCENARIOS for t in TARGETS if applies(SCENARIOS[s], TARGETS[t])]
-    known = [pair for at, pair in enumerate(known) if pair[0] not in TEXT or at % 4 == 0]
+    fewer = TEXT.keys() | PROCESSES.keys()
+    known = [pair for at, pair in enumerate(known) if pair[0] not in fewer or at % 4 == 0 or TARGETS[pair[1]].process]
     return [
         (scenario, target, driver)
         for at, (scenario, target) in enumerate(known)
@@ -149,6 +157,15 @@ def test_a_second_cancellation_close_behind_the_first_changes_nothing(
     swept = sweep(SCENARIOS[scenario], target, seed=0, driver=driver, steps=count(1, stride_of(scenario, first, driver)))
     assert not swept.failures
     assert swept.runs > 1
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("scenario", ["process-lmi", "process-queue", "process-websocket", "process-rolling"])
+@pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.process])
+def test_a_process_may_end_or_stop_at_every_step(scenario: str, target: str) -> None:
+    swept = sweep(SCENARIOS[scenario], TARGETS[target], seed=0, driver=DRIVERS[0])
+    assert not swept.failures
+    assert swept.runs > 100
 
 
 @pytest.mark.sweep
@@ -465,6 +482,25 @@ def cut_message_as_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Stream, "_say", say)
 
 
+def sessions_of_a_dead_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(instance: Instance) -> None:
+        instance.ready, instance.loaded, instance._lost = False, None, True
+
+    monkeypatch.setattr(Instance, "_lose_all", lose)
+
+
+def stopped_and_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch(instance: Instance) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Instance, "_watch_loop", watch)
+
+
+def session_kept_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Child.take
+    monkeypatch.setattr(Child, "take", lambda child, message: None if type(message) is Cancel else real(child, message))
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (unread_bytes_are_not_credited, "bidi", "reset", "4:"),
     (no_late_credit, "bidi-large", "interrupt", "4:"),
@@ -495,6 +531,9 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (failed_stream_as_success, "grpc-stream", "interrupt", ""),
     (place_kept_by_a_request, "grpc-stream", "interrupt", "11:"),
     (cut_message_as_a_status, "grpc-stream", "interrupt", "8:"),
+    (sessions_of_a_dead_process, "process-lmi", "kill", ""),
+    (stopped_and_not_noticed, "process-lmi", "stop", "11:"),
+    (session_kept_by_its_process, "process-bidi", "interrupt", ""),
 ]
 OF_THE_LEADER: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [
     (scope_of_another, "v2-h2", "reset", "8:"),
@@ -507,7 +546,9 @@ if "leader" in DRIVERS:
     BUGS += OF_THE_LEADER
 
 
-@pytest.fixture(params=[pytest.param(bug, id=bug[0].__name__) for bug in BUGS])
+@pytest.fixture(
+    params=[pytest.param(bug, id=bug[0].__name__, marks=[pytest.mark.sweep] * (bug[1] in PROCESSES)) for bug in BUGS]
+)
 def planted(request: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     plant, *where = request.param
     plant(monkeypatch)
