@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from benchmarks import faults as worst
 from benchmarks import guard as guards
 from benchmarks import neighbours as beside
+from benchmarks import processes as there
 from benchmarks import report
 from benchmarks.accounting import UnknownCostError, cores, precision
 from benchmarks.against import WATCHED, changes
@@ -37,6 +39,8 @@ Examples:
   python -m benchmarks against ../before             has a change made it dearer than another checkout
   python -m benchmarks guard                         are we still near the floors
   python -m benchmarks neighbours resets             what a good client waits beside a bad one
+  python -m benchmarks processes unary               what a process of its own costs a call
+  python -m benchmarks faults crash                  what everybody has of a model that crashes in its process
 
 \b
 How to read it: figures are CPU time of the server for each unit of work, as the kernel counts it,
@@ -178,6 +182,58 @@ def neighbours(names: tuple[str, ...], seconds: float, connections: int, file: P
     slow = [f"{row.load} ({row.connection})" for row in rows if row.p99 > beside.LIMIT]
     if slow:
         raise click.ClickException(f"p99 above {beside.LIMIT * 1000:g} ms beside {', '.join(slow)}")
+
+
+@program.command(short_help="Break models in processes of their own, one at a time.")
+@click.argument("names", nargs=-1, metavar="[FAULTS]...")
+@_json
+def faults(names: tuple[str, ...], file: Path | None) -> None:
+    """Serve models in processes that crash, are killed, hold the interpreter, cannot be stopped or take memory without end,
+    one at a time beside 100 streams of other models, and print what became of each and how long `/ping` waited. All of them,
+    or FAULTS. Linux only."""
+    chosen = list(_chosen(names, worst.FAULTS, "fault"))
+    _explain()
+    try:
+        rows = worst.measure(chosen, lambda text: click.echo(text, err=True))
+    except FAILURES as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(report.table(worst.HEADS, [worst.cells(row) for row in rows], left=2))
+    if file is not None:
+        _write(file, faults=[asdict(row) for row in rows])
+    lost = [row.fault for row in rows if row.lost]
+    if lost:
+        raise click.ClickException(f"streams of other models were lost beside {', '.join(lost)}")
+
+
+@program.command(short_help="What a process of its own costs a model.")
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=1.0, show_default=True, help="Length of a round.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Rounds of each.")
+@_json
+def processes(names: tuple[str, ...], seconds: float, rounds: int, file: Path | None) -> None:
+    """Serve the same model in the gateway's process and in a process of its own, and print the CPU of each; then how long
+    echoes, cancellations and the news of an end take, what a process has of memory, and what two of them do on two cores.
+    All of it, or NAMES. Linux only."""
+    known = dict.fromkeys((*there.CASES, *there.TIMES))
+    chosen = list(_chosen(names, known, "case"))
+    _explain()
+    costs: list[there.Cost] = []
+    times: list[tuple[str, str]] = []
+    try:
+        for name in chosen:
+            click.echo(f"measuring {name}", err=True)
+            if name in there.CASES:
+                costs.append(there.cost(there.CASES[name], seconds=seconds, rounds=rounds))
+            else:
+                times += there.TIMES[name]()
+    except FAILURES as error:
+        raise click.ClickException(str(error)) from None
+    if costs:
+        click.echo(report.table(there.COST_HEADS, [there.cost_cells(row) for row in costs], left=2))
+    if times:
+        click.echo(report.table(("what", "figure"), times, left=2))
+    if file is not None:
+        _write(file, costs=[asdict(row) for row in costs], times=times)
 
 
 def _chosen(names: Iterable[str], known: Mapping[str, T], what: str) -> dict[str, T]:

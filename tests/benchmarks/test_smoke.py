@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import neighbours, servers, spans
+from benchmarks import faults, neighbours, processes, servers, spans
 from benchmarks.against import changes
 from benchmarks.cli import program
 from benchmarks.comparison import compare
@@ -47,6 +47,28 @@ def test_what_a_client_waits_beside_another_is_measured(load: str) -> None:
     for waits in (kept, fresh):
         assert waits.asked > 0
         assert 0 < waits.median <= waits.p99 <= waits.worst
+
+
+_LOST = "the process of model '{}' ended; try again"
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_a_model_that_does_its_worst_in_a_process_hurts_nobody_else(fault: str) -> None:
+    (row,) = faults.measure([fault], note=lambda text: None)
+    assert row.lost == 0
+    endings = {ending.partition("; incident")[0]: count for ending, count in row.endings.items()}
+    lost = _LOST.format(fault)
+    assert endings == {
+        "crash": {lost: 6}, "kill": {lost: 5}, "hang": {lost: 6}, "deaf": {lost: 5, "left": 1},
+        "gil": {"goes on": 5, "complete": 1}, "memory": {"goes on": 5, "the model ran out of memory": 1},
+    }[fault]  # fmt: skip
+
+
+@pytest.mark.programs
+def test_what_a_process_costs_a_model_is_measured() -> None:
+    cost = processes.cost(processes.CASES["unary"], seconds=0.3, rounds=1)
+    assert min(cost.here, cost.front, cost.child) > 0
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="bytecodes are counted by sys.monitoring")

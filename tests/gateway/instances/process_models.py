@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,15 @@ async def declared(request: InferRequest) -> InferResponse:
 def words(prompt: str) -> Iterator[str]:
     for word in prompt.split():
         yield f"{word} "
+
+
+def trimmed_words(prompt: str) -> Iterator[str]:
+    """The words; where it is to `trim`, the process gives back what memory it can."""
+    if prompt == "trim":
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        prompt = "trimmed"
+    yield from words(prompt)
 
 
 async def letters(prompt: Prompt) -> AsyncIterator[str]:
