@@ -48,7 +48,7 @@ class Fared:
     """Streams of other models that ended, or had a gap."""
 
 
-def _program() -> Program:
+def _program(fault: str) -> Program:
     models = {
         "here": ("numbers", ()),
         "there": ("numbers", ("process.enabled=true",)),
@@ -61,7 +61,8 @@ def _program() -> Program:
     }
     settings = ["restart.backoff=10ms", "capacity=1000"]
     arguments = ["gateway", "--port", "{port}", "--log-level", "error", "--log-format", "text"]
-    for name, (attribute, own) in models.items():
+    for name in ("here", "there", fault):
+        attribute, own = models[name]
         arguments += ["--model", f"{name}=benchmarks.victims:{attribute}"]
         for setting in (*settings, *own):
             arguments += ["--set", f"models.{name}.{setting}"]
@@ -147,7 +148,7 @@ def measure(names: Sequence[str], note: Callable[[str], None]) -> list[Fared]:
     rows = list[Fared]()
     for name in names:
         note(f"playing {name}: {FAULTS[name][0]}")
-        with started(_program()) as server:
+        with started(_program(name)) as server:
             rows.append(trio.run(_play, server.port, name))
     return rows
 
