@@ -18,6 +18,7 @@ from gateway.instances.child import told, trace_of
 from gateway.instances.memory import SharedMemory
 from gateway.instances.messages import Describe, Described, Failed, Hello, Message
 from gateway.instances.pipe import Pipe
+from gateway.instances.socket_stream import SocketStream
 from gateway.instances.spawn import bind_to_parent, limit_memory
 from gateway.instances.trio_child import TrioChild
 from gateway.version import version
@@ -49,7 +50,7 @@ def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory) -> None:
 
 
 async def _serve(ours: socket.socket, memory: SharedMemory) -> None:
-    pipe = Pipe(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), memory=memory)
+    pipe = Pipe(SocketStream(ours), memory=memory)
     pipe.post(Hello(version()))
     await TrioChild(pipe, _describe).run()
 

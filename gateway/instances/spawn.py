@@ -27,6 +27,7 @@ from typing import IO, TypeAlias, final
 import trio
 
 from gateway.instances.memory import Arena, SharedMemory
+from gateway.instances.socket_stream import SocketStream
 
 OURS = "EVERYWIRE_"
 """What the gateway's own variables begin with. There are tokens among them: no model's process has them."""
@@ -218,9 +219,9 @@ class Process:
         ours.setblocking(False)
         return cls(plan, popen, pidfd, ours, memory)
 
-    def stream(self) -> trio.SocketStream:
+    def stream(self) -> SocketStream:
         """Our end of the socket, as a stream."""
-        return trio.SocketStream(trio.socket.from_stdlib_socket(self.socket))
+        return SocketStream(self.socket)
 
     def used(self) -> tuple[int, float]:
         """The bytes of memory that it has, and the seconds of CPU that it has used; noughts where it is gone."""
