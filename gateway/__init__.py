@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ListenConfig,
         LMIConfig,
         LogConfig,
+        MetricsConfig,
         ModelConfig,
         OpenAIConfig,
         OperatorConfig,
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ASGIApp", "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "ConfigError",
     "DrainConfig", "Ending", "EndpointConfig", "Gateway", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig",
-    "LogConfig", "ModelConfig", "OpenAIConfig", "OperatorConfig", "ProcessConfig", "Refusal", "RepositoryConfig",
-    "RestartConfig", "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig",
+    "LogConfig", "MetricsConfig", "ModelConfig", "OpenAIConfig", "OperatorConfig", "ProcessConfig", "Refusal",
+    "RepositoryConfig", "RestartConfig", "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig",
     "TransportLost", "V2Config", "VariantConfig", "WebSocketConfig",
 ]  # fmt: skip
 
@@ -54,8 +55,8 @@ _HOMES = {
     "gateway.config": (
         "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "DrainConfig",
         "EndpointConfig", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig",
-        "ModelConfig", "OpenAIConfig", "OperatorConfig", "ProcessConfig", "RepositoryConfig", "RestartConfig",
-        "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "V2Config",
+        "MetricsConfig", "ModelConfig", "OpenAIConfig", "OperatorConfig", "ProcessConfig", "RepositoryConfig",
+        "RestartConfig", "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "V2Config",
         "VariantConfig", "WebSocketConfig",
     ),
     "gateway.config.problem": ("ConfigError",),

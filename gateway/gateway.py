@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 import trio
@@ -100,6 +100,8 @@ class Gateway:
         server = self.server = Server(config, self.observer.opened, self.observer.closed)
         self.operator_port = 0
         """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
+        self.metrics_port = 0
+        """The same, of `metrics.port`."""
         for problem in (
             *exposed_plane(config),
             *missing_tls(config),
@@ -175,7 +177,9 @@ class Gateway:
         self.acceptor.listen()
         self._listening.set()
         try:
-            async with self._operated():  # it is there before the first model is, and goes last
+            async with AsyncExitStack() as planes:  # they are there before the first model is, and go last
+                for plane in self._planes():
+                    await planes.enter_async_context(plane)
                 await self._serve(task_status)
         finally:
             self.acceptor.close()
@@ -197,12 +201,18 @@ class Gateway:
         await nursery.start(self.supervisor.run)
         task_status.started()
 
-    def _operated(self) -> AbstractAsyncContextManager[None]:
-        if not has_plane(self.config.operator) or self.acceptor.handed:
-            return nullcontext()
-        from gateway.operator.plane import operating  # whoever has none needs nothing of it
+    def _planes(self) -> Iterator[AbstractAsyncContextManager[None]]:
+        if self.acceptor.handed:  # whoever hands connections over has them
+            return
+        # whoever has none of them needs nothing of their modules
+        if has_plane(self.config.operator):
+            from gateway.operator.plane import operating
 
-        return operating(self)
+            yield operating(self)
+        if self.config.metrics.port >= 0:
+            from gateway.operator.plane import telling_metrics
+
+            yield telling_metrics(self)
 
     def _escalate(self, name: str, reason: str) -> None:
         if not self._given_up and not self.shutdown.begun:

@@ -80,6 +80,10 @@ def _tokens(config: Config) -> None:
         from gateway.operator.access import Tokens
 
         Tokens(config.operator)
+    if config.metrics.port >= 0 and config.metrics.token_file:
+        from gateway.operator.access import Tokens
+
+        Tokens(config.metrics)
 
 
 def _report(config: Config) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -66,16 +66,22 @@ async def _serve(parent: Parent, early: list[int], tied: bool) -> int:
 
 @asynccontextmanager
 async def _operated(parent: Parent, nursery: trio.Nursery) -> AsyncIterator[None]:
-    """The parent's operator plane, where there is to be one: it is there before the first front is, and goes last."""
-    if not has_plane(parent.config.operator):
+    """The parent's operator plane and its port for metrics, where there are to be any: they are there before the first front
+    is, and go last."""
+    config = parent.config
+    if not has_plane(config.operator) and config.metrics.port < 0:
         yield
         return
     from gateway.fronts.answers import ParentAnswers  # whoever has none needs nothing of it
-    from gateway.operator.plane import operating_by
+    from gateway.operator.plane import operating_by, telling_metrics_by
 
     answers = ParentAnswers(parent)
     nursery.start_soon(answers.watch)
-    async with operating_by(answers):
+    async with AsyncExitStack() as planes:
+        if has_plane(config.operator):
+            await planes.enter_async_context(operating_by(answers))
+        if config.metrics.port >= 0:
+            await planes.enter_async_context(telling_metrics_by(answers))
         yield
 
 

@@ -13,6 +13,7 @@ from gateway.config.tree import (
     ListenConfig,
     LMIConfig,
     LogConfig,
+    MetricsConfig,
     ModelConfig,
     OpenAIConfig,
     OperatorConfig,
@@ -31,7 +32,7 @@ from gateway.config.tree import (
 
 __all__ = [
     "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "DrainConfig", "EndpointConfig",
-    "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig", "ModelConfig", "OpenAIConfig",
-    "OperatorConfig", "ProcessConfig", "RepositoryConfig", "RestartConfig", "SageMakerConfig", "SigV4Config",
+    "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig", "MetricsConfig", "ModelConfig",
+    "OpenAIConfig", "OperatorConfig", "ProcessConfig", "RepositoryConfig", "RestartConfig", "SageMakerConfig", "SigV4Config",
     "TLSConfig", "TensorConfig", "TracingConfig", "V2Config", "VariantConfig", "WebSocketConfig",
 ]  # fmt: skip

@@ -94,6 +94,7 @@ def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:
         yield Problem(key="listen.port", text=text)
     if any(isinstance(place, Host) for place in places_of(config.operator.host)):
         ports["operator.port"] = config.operator.port
+    ports["metrics.port"] = config.metrics.port
     for (one, port), (other, same) in combinations(ports.items(), 2):
         if port == same > 0:
             text = f"{where(one)} and {where(other)} are both {port}: each needs a port of its own"

@@ -54,6 +54,10 @@ def warnings(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, 
     if is_exposed(config) and not closes(config) and not access.public and not sign_of(environ):
         hint = "set access.keys_file, or access.public = true where everybody may"
         yield "everybody who reaches this server may call it", {"host": config.listen.host, "hint": hint}
+    metrics = config.metrics
+    if metrics.port >= 0 and not (is_local(metrics.host) or metrics.token_file):
+        hint = "set metrics.token_file, or let the scraper alone reach it"
+        yield "everybody who reaches metrics.port may read the metrics", {"host": metrics.host, "hint": hint}
     if access.unsigned and not access.keys_file:
         verified = {"sagemaker.sigv4.credentials": config.sagemaker.sigv4.credentials, "tls.client_ca": tls.client_ca}
         settings = [key for key, on in verified.items() if on]

@@ -119,7 +119,13 @@ _COUNTS = frozenset(("max", "min", "num"))
 _RUN_TOGETHER = re.compile(f"(?:{'|'.join((*_MARKS, *_COUNTS))})(?:new)?")
 # Settings of ours that say where a secret is, and not what it is.
 _FILES = frozenset(
-    (("tls", "key"), ("operator", "token_file"), ("sagemaker", "sigv4", "credentials"), ("access", "keys_file"))
+    (
+        ("tls", "key"),
+        ("operator", "token_file"),
+        ("metrics", "token_file"),
+        ("sagemaker", "sigv4", "credentials"),
+        ("access", "keys_file"),
+    )
 )
 
 # -- by form -----------------------------------------------------------------------------------------------------------

@@ -106,6 +106,10 @@ Factory: TypeAlias = Annotated[
 ]
 
 _HOST = r"(?!(?:unix|systemd)(?:\+tls)?(?::|$))[^\s/\[\],\"']+"
+Hosts: TypeAlias = Annotated[
+    str | tuple[str, ...],
+    matching(_HOST, 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too)', unit=Unit.ADDRESSES),
+]
 _PLACES = 'an address or a host name ("0.0.0.0" for every IPv4 address, "::" for IPv6 too), unix:/PATH or systemd:NAME'
 Addresses: TypeAlias = Annotated[
     str | tuple[str, ...], matching(rf"{_HOST}|unix:/[^\0]+|systemd(:[!-9;-~]+)?", _PLACES, unit=Unit.ADDRESSES)
@@ -189,6 +193,22 @@ class OperatorConfig:
     """Whether it may listen beyond loopback without any token."""
     hosts: Texts = ()
     """Names by which requests without a token may call it, in their Host, beside `host`, localhost and every address."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """Metrics on a port of their own, for a scraper that has no business with the operator plane: `GET /metrics` and health,
+    and nothing that changes anything."""
+
+    host: Hosts = "127.0.0.1"
+    """An address or a name, or a list of them. Beyond loopback everybody who reaches it reads the metrics, unless
+    `token_file` is set."""
+    port: Port = -1
+    """0 asks the kernel for a free port, -1 opens none. One that is taken is tried again; models are served meanwhile."""
+    token_file: str = ""
+    """A file of tokens, one a line: `GET /metrics` then needs one of them as `Authorization: Bearer TOKEN`, health none.
+    They open nothing else. It is read again when it has changed."""
 
 
 @final
@@ -871,6 +891,7 @@ class Config:
 
     listen: ListenConfig = field(default_factory=ListenConfig)
     operator: OperatorConfig = field(default_factory=OperatorConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     tls: TLSConfig = field(default_factory=TLSConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     http2: HTTP2Config = field(default_factory=HTTP2Config)

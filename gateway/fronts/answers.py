@@ -45,6 +45,8 @@ class ParentAnswers:
         self.limits: LimitsConfig = parent.config.limits
         self.operator_port = 0
         """Where the plane listens; 0 where it does not."""
+        self.metrics_port = 0
+        """The same, of the metrics alone."""
         self._watched: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
         self._readers = 0
         self._reloading = trio.Lock()

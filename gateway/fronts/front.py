@@ -84,7 +84,7 @@ class Front:
         self._gateway, self._number, self._handed = gateway, number, handed
         self._answers: GatewayAnswers | None = None
         self._watches: dict[int, StreamWatch] = {}  # by the number of who reads the events
-        if has_plane(gateway.config.operator):
+        if has_plane(gateway.config.operator) or gateway.config.metrics.port >= 0:
             self._answers = GatewayAnswers(gateway)  # from now on exchanges are counted
         self._control = trio.SocketStream(trio.socket.from_stdlib_socket(control))
         self._out: list[Message] = []

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.addresses import UNIX, Host, places_of, written_ip
-from gateway.config import OperatorConfig
+from gateway.config import MetricsConfig, OperatorConfig
+from gateway.config.agreement import is_local
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.config.watched_file import WatchedFile
@@ -37,7 +38,11 @@ class Unauthorized(GatewayError):
 
     status = 401
     code = "Unauthorized"
-    headers = ((b"www-authenticate", b'Bearer realm="everywire operator"'),)
+
+    def __init__(self, section: str, said: str) -> None:
+        """`section` is that of the settings which name the tokens."""
+        super().__init__(said)
+        self.headers = ((b"www-authenticate", b'Bearer realm="everywire %s"' % section.encode()),)
 
 
 @final
@@ -50,14 +55,16 @@ class Misdirected(GatewayError):
 
 @final
 class Tokens:
-    """The tokens that open the plane: one of the configuration, and those of a file, read again when it has changed.
+    """The tokens that open a plane: one of the configuration, and those of a file, read again when it has changed.
 
     Only their digests are kept, and all are compared, in a time that says nothing of them.
     """
 
-    def __init__(self, config: OperatorConfig) -> None:
+    def __init__(self, config: OperatorConfig | MetricsConfig) -> None:
         """ConfigError where the file cannot be read, or has no token or a wrong one."""
-        self._own = [_digest(config.token)] if config.token else []
+        own = config.token if isinstance(config, OperatorConfig) else ""
+        self._own = [_digest(own)] if own else []
+        self._section = section_of(config)
         self._filed = list[bytes]()
         self.file = WatchedFile(config.token_file, _LARGEST) if config.token_file else None
         """The file; None where there is none."""
@@ -65,7 +72,7 @@ class Tokens:
             try:
                 self._read(self.file)
             except (OSError, ValueError) as e:
-                raise ConfigError(f"operator.token_file: {_why(e)}") from None
+                raise ConfigError(f"{self._section}.token_file: {_why(e)}") from None
 
     @property
     def demanded(self) -> bool:
@@ -89,9 +96,9 @@ class Tokens:
             self._read(self.file)
         except (OSError, ValueError) as e:
             # as before a change: neither half a file nor one that is just being replaced locks the operator out
-            log.error("operator tokens cannot be read: those read last hold", extra={"reason": _why(e)})
+            log.error(f"{self._section} tokens cannot be read: those read last hold", extra={"reason": _why(e)})
         else:
-            log.info("operator tokens were read again", extra={"tokens": len(self._filed)})
+            log.info(f"{self._section} tokens were read again", extra={"tokens": len(self._filed)})
 
     def _read(self, file: WatchedFile) -> None:
         text, name = file.read(), show(file.path)
@@ -116,6 +123,11 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
+def section_of(config: OperatorConfig | MetricsConfig) -> str:
+    """The section of the configuration that this is."""
+    return "operator" if isinstance(config, OperatorConfig) else "metrics"
+
+
 def address_of(request: Request) -> str:
     """The address of a request's client, for the log; a client of a Unix socket has none of its own."""
     client = request.client
@@ -131,11 +143,15 @@ class Access:
     not come from another site.
     """
 
-    def __init__(self, config: OperatorConfig) -> None:
+    def __init__(self, config: OperatorConfig | MetricsConfig) -> None:
         self.tokens = Tokens(config)
         """Those that open it."""
+        self._section = section_of(config)
         hosts = [place.name for place in places_of(config.host) if isinstance(place, Host)]
-        self._names = frozenset(name.lower().rstrip(".") for name in (*hosts, *config.hosts, "localhost"))
+        named = config.hosts if isinstance(config, OperatorConfig) else ()
+        self._names = frozenset(name.lower().rstrip(".") for name in (*hosts, *named, "localhost"))
+        # a scraper elsewhere calls metrics by whatever name it finds them by, and so may everybody there
+        self._open = isinstance(config, MetricsConfig) and not is_local(config.host)
 
     @property
     def demands_token(self) -> bool:
@@ -151,7 +167,7 @@ class Access:
             except GatewayError as e:
                 peer, why = address_of(request), e.message.partition(":")[0]
                 path = escape(request.url.path[:200])
-                log.warning("operator request refused", extra={"peer": peer, "path": path, "reason": why})
+                log.warning(f"{self._section} request refused", extra={"peer": peer, "path": path, "reason": why})
                 raise
             return await endpoint(request)
 
@@ -167,19 +183,20 @@ class Access:
 
     def _check(self, request: Request) -> None:
         if not self.tokens.demanded:
-            self._check_browser(request)
+            if not self._open:
+                self._check_browser(request)
         elif not self.tokens.open(request.headers.get("authorization", "")):
             said = "a wrong token" if "authorization" in request.headers else "no token"
-            raise Unauthorized(
-                f"{said}: send `Authorization: Bearer TOKEN` with the server's operator.token, or one of operator.token_file"
-            )
+            where = "the server's operator.token, or one of operator.token_file"
+            if self._section == "metrics":
+                where = "a token of the server's metrics.token_file"
+            raise Unauthorized(self._section, f"{said}: send `Authorization: Bearer TOKEN` with {where}")
 
     def _check_browser(self, request: Request) -> None:
         host = request.headers.get("host", "")
         if not self._may_be_called(host):
-            raise Misdirected(
-                f"this server is not called {show(host[:100])}: use an address or localhost, or set operator.hosts"
-            )
+            more = ", or set operator.hosts" if self._section == "operator" else ""
+            raise Misdirected(f"this server is not called {show(host[:100])}: use an address or localhost{more}")
         if request.method in _SAFE:
             return
         origin = request.headers.get("origin")

@@ -1,4 +1,7 @@
-"""The operator plane as an ASGI application: health, models, live streams, drain and the log's level."""
+"""The operator plane as an ASGI application: health, models, live streams, drain and the log's level.
+
+And the little of it that a port for metrics alone has.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +68,21 @@ def operator_app(gateway: Operated, access: Access | None = None) -> Starlette:
 def app_of(answers: Answers, access: Access | None = None) -> Starlette:
     """The same, by whoever has the answers."""
     access = access or Access(answers.place.config.operator)
+    return _application(answers, access, _Routes(answers, access).all())
+
+
+def metrics_app(answers: Answers, access: Access) -> Starlette:
+    """The application of a port for metrics alone: those, by the rules of `access`, and health, by the paths of the data
+    plane, for everybody."""
+    return _application(answers, access, _Routes(answers, access).of_metrics())
+
+
+def _application(answers: Answers, access: Access, routes: list[Route]) -> Starlette:
     if access.tokens.file is not None:
         answers.place.watch_file(access.tokens.file, access.tokens.reload)
     return Starlette(
-        routes=_Routes(answers, access).all(),
-        exception_handlers={GatewayError: _refuse, HTTPException: _no_route, Exception: _fail},
-    )
+        routes=routes, exception_handlers={GatewayError: _refuse, HTTPException: _no_route, Exception: _fail}
+    )  # fmt: skip
 
 
 @final
@@ -108,6 +120,13 @@ class _Routes:
             routes += [Route(path, handler, methods=[operation.method]) for path in paths]
         return routes
 
+    def of_metrics(self) -> list[Route]:
+        return [
+            Route("/metrics", self._access.guarded(self._metrics), methods=["GET"]),
+            Route("/v2/health/live", self._live, methods=["GET"]),
+            *[Route(path, self._ready_or_not, methods=["GET"]) for path in ("/v2/health/ready", "/ping")],
+        ]
+
     async def _console(self, request: Request) -> Response:
         return console_response()
 
@@ -124,6 +143,11 @@ class _Routes:
         # a probe has no token: it is told no more than it needs
         view = HealthView(ready=not unready, reasons=unready if self._access.allows(request) else None)
         return _answer(view, 503 if unready else 200)
+
+    async def _ready_or_not(self, request: Request) -> Response:
+        """Without the reasons, which have what models have raised: everybody may ask."""
+        ready = not await self._answers.unready()
+        return _answer(HealthView(ready=ready), 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         content_type, text = await self._answers.metrics(request.headers.get("accept", ""))

@@ -26,6 +26,8 @@ class PlaneSite(Protocol):
     limits: LimitsConfig
     operator_port: int
     """Where the plane listens; the plane says it."""
+    metrics_port: int
+    """The same, of the metrics alone."""
 
     def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None: ...
 

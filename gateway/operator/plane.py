@@ -1,12 +1,13 @@
-"""The operator plane's own listener: hypercorn serves its connections, and what breaks there ends one alone."""
+"""The listeners of the operator plane, and of metrics alone: hypercorn serves them, and what breaks there ends one alone."""
 
 from __future__ import annotations
 
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, final
 
 import trio
@@ -17,12 +18,13 @@ from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.addresses import UNIX, written_ip
+from gateway.config import LimitsConfig
 from gateway.doorbell import Doorbell
 from gateway.hypercorn import Connection
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.operator.access import Access
 from gateway.operator.answers import Answers, GatewayAnswers
-from gateway.operator.app import app_of
+from gateway.operator.app import app_of, metrics_app
 from gateway.operator.operated import Operated
 
 log = logging.getLogger("gateway.operator")
@@ -34,19 +36,59 @@ _GRACE = 2.0  # seconds that answers under way have at the end
 _PIECE = 32 * 1024  # bytes of a body, of which a client has to take some within `limits.write_stall`
 
 
-@asynccontextmanager
-async def operating(gateway: Operated) -> AsyncIterator[None]:
+def operating(gateway: Operated) -> AbstractAsyncContextManager[None]:
     """Offers `operator_app` at `operator.host` and `operator.port` for the length of the block, and 2 seconds beyond its end
-    where answers are under way. ConfigError at its start for tokens that cannot be; else nothing of it is raised: where it
-    cannot listen it tries again, and says so in the log."""
-    async with operating_by(GatewayAnswers(gateway)):
-        yield
+    where answers are under way. ConfigError for tokens that cannot be; else nothing of it is raised: where it cannot listen
+    it tries again, and says so in the log."""
+    return operating_by(GatewayAnswers(gateway))
+
+
+def operating_by(answers: Answers) -> AbstractAsyncContextManager[None]:
+    """The same, by whoever has the answers."""
+    site, chosen = answers.place, answers.place.config.operator
+    access = Access(chosen)
+
+    def listens(port: int) -> None:
+        site.operator_port = port
+
+    place = _Place(
+        name="operator plane",
+        section="operator",
+        host=chosen.host,
+        port=chosen.port,
+        unix_mode=int(chosen.unix_mode, 8),
+        demands_token=access.demands_token,
+        listens=listens,
+    )
+    return _offered(_Plane(place, app_of(answers, access), site.limits))
+
+
+def telling_metrics(gateway: Operated) -> AbstractAsyncContextManager[None]:
+    """Offers `metrics_app` at `metrics.host` and `metrics.port`, as `operating` does the plane."""
+    return telling_metrics_by(GatewayAnswers(gateway))
+
+
+def telling_metrics_by(answers: Answers) -> AbstractAsyncContextManager[None]:
+    """The same, by whoever has the answers."""
+    site, chosen = answers.place, answers.place.config.metrics
+    access = Access(chosen)
+
+    def listens(port: int) -> None:
+        site.metrics_port = port
+
+    place = _Place(
+        name="metrics listener",
+        section="metrics",
+        host=chosen.host,
+        port=chosen.port,
+        demands_token=access.demands_token,
+        listens=listens,
+    )
+    return _offered(_Plane(place, metrics_app(answers, access), site.limits))
 
 
 @asynccontextmanager
-async def operating_by(answers: Answers) -> AsyncIterator[None]:
-    """The same, by whoever has the answers."""
-    plane = _Plane(answers)
+async def _offered(plane: _Plane) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         await nursery.start(plane.run)
         yield
@@ -85,6 +127,21 @@ def _impatient(app: ASGIApp, stall: float) -> ASGIApp:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a plane listens, and what it is called in the log."""
+
+    name: str
+    section: str
+    host: str | tuple[str, ...]
+    port: int
+    unix_mode: int = 0
+    demands_token: bool
+    listens: Callable[[int], None]
+    """Told the port where it listens; 0 where it does not."""
+
+
+@final
 class _Plane:
     """Listens, and keeps its connections.
 
@@ -92,15 +149,13 @@ class _Plane:
     again, connections are counted, and a reader that has stopped is left at the end by closing its socket.
     """
 
-    def __init__(self, answers: Answers) -> None:
-        self._gateway = gateway = answers.place
-        access = Access(gateway.config.operator)
-        self._demands_token = access.demands_token
+    def __init__(self, place: _Place, application: ASGIApp, limits: LimitsConfig) -> None:
+        self._place, self._stall = place, limits.write_stall
         self._server = ServerConfig()
         self._server.errorlog = log
         self._server.include_server_header = False
         # hypercorn and starlette name the types of ASGI each in their own words
-        app: Any = _impatient(app_of(answers, access), gateway.limits.write_stall)
+        app: Any = _impatient(application, limits.write_stall)
         self._app = wrap_app(app, self._server.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._streams: set[trio.SocketStream] = set()
@@ -120,7 +175,7 @@ class _Plane:
                         try:
                             await self._accept(nursery)
                         except Exception:
-                            log.exception("the operator plane failed, and begins anew", extra={"again_in": pause})
+                            log.exception(f"the {self._place.name} failed, and begins anew", extra={"again_in": pause})
                     await trio.sleep(pause)
                     pause = min(pause * 2, _LONGEST_PAUSE)
                     listens = not self._context.terminated.is_set() and self._listen(pause)
@@ -128,23 +183,19 @@ class _Plane:
                 self._close()
 
     def _listen(self, pause: float) -> bool:
-        chosen = self._gateway.config.operator
-        rules = Rules(
-            backlog=_CONNECTIONS,
-            unix_mode=int(chosen.unix_mode, 8),
-            host_setting="operator.host",
-        )
-        ports = [Port(number=chosen.port, setting="operator.port")] if chosen.port >= 0 else []
+        place = self._place
+        rules = Rules(backlog=_CONNECTIONS, unix_mode=place.unix_mode, host_setting=f"{place.section}.host")
+        ports = [Port(number=place.port, setting=f"{place.section}.port")] if place.port >= 0 else []
         try:
-            self._listeners = listeners = open_listeners(chosen.host, ports, rules)
+            self._listeners = listeners = open_listeners(place.host, ports, rules)
         except OSError as e:
-            said = "the operator plane does not listen: models are served without it"
+            said = f"the {place.name} does not listen: models are served without it"
             log.error(said, extra={"reason": str(e), "again_in": pause})
             return False
-        self._gateway.operator_port = next((listener.port for listener in listeners if listener.port), 0)
-        token = "demanded" if self._demands_token else "none"
+        place.listens(next((listener.port for listener in listeners if listener.port), 0))
+        token = "demanded" if place.demands_token else "none"
         for listener in listeners:
-            log.info("operator plane", extra={"at": listener.url, "token": token})
+            log.info(place.name, extra={"at": listener.url, "token": token})
         return True
 
     async def _accept(self, nursery: trio.Nursery) -> None:
@@ -165,14 +216,14 @@ class _Plane:
     def _stop_listening(self) -> None:
         for listener in self._listeners:
             listener.close()
-        self._gateway.operator_port = 0
+        self._place.listens(0)
 
     async def _serve(self, sock: socket.socket) -> None:
         try:
             # hypercorn waits for a reader for ever: the kernel ends one that takes nothing, where it can
             if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family != socket.AF_UNIX:
-                stall = self._gateway.limits.write_stall
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(round(stall * 1000), _LONGEST))
+                stall = min(round(self._stall * 1000), _LONGEST)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         except OSError:
             sock.close()
@@ -183,7 +234,7 @@ class _Plane:
             connection = Connection(self._app, self._server, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
             await connection.run()
         except Exception:
-            log.exception("an operator's connection failed")
+            log.exception(f"a connection of the {self._place.name} failed")
         finally:
             self._streams.discard(stream)
             stream.socket.close()

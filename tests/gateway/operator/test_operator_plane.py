@@ -120,7 +120,7 @@ async def test_a_connection_that_cannot_even_begin_is_one_line_of_the_log(
             broken.setattr("gateway.operator.plane.Connection", None)
             async with await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream:
                 assert await stream.receive_some() == b""
-        assert "an operator's connection failed" in [record.message for record in caplog.records]
+        assert "a connection of the operator plane failed" in [record.message for record in caplog.records]
         assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
 
 
