@@ -65,6 +65,8 @@ class Closing(enum.Enum):
     """What had begun was not whole in time: a head, a frame, or all that a connection begins with."""
     IDLE = "idle"
     """Nothing was asked for longer than it may be."""
+    AGED = "aged"
+    """It was as old as it may be: its client was sent elsewhere, and what was open has gone on."""
     STALLED = "stalled"
     """Its peer took nothing, or stopped in the middle of a frame."""
     EVICTED = "evicted"

@@ -90,14 +90,14 @@ class Gateway:
     ) -> None:
         """`ports` are those of a parent, which hands over what it accepts there (`gateway.fronts`). Without them it opens
         those of `config`; ConfigError then where `listen.processes` is not 1.
-        `chance` gives numbers from 0 to 1, for the jitter of restarts: a seeded one makes them repeatable. `wall_clock`
-        gives the seconds since 1970 that the Date of answers is made of.
+        `chance` gives numbers from 0 to 1, for the jitter of restarts and of the age of connections: a seeded one makes
+        them repeatable. `wall_clock` gives the seconds since 1970 that the Date of answers is made of.
         `tracer_provider` is OpenTelemetry's: exchanges then have spans. Without one they have them where `tracing.enabled`
         is set, by the provider that the program has made the global one."""
         config = self.config = config or Config()
         self.limits = config.limits
         self.observer = Observer(config.log.access)
-        server = self.server = Server(config, self.observer.opened, self.observer.closed)
+        server = self.server = Server(config, self.observer.opened, self.observer.closed, chance)
         self.operator_port = 0
         """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
         self.metrics_port = 0

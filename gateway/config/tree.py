@@ -302,6 +302,12 @@ class LimitsConfig:
     keep_alive: Seconds = 75.0
     """How long a connection without a request stays open; longer than a load balancer's 60 s. HTTP/2: since the last request
     ended or the last whole PING came."""
+    connection_age: SecondsOrOff = 0.0
+    """How old a connection may be until its client is sent elsewhere, less a share of up to 10 percent that chance takes off
+    for each, so that a new server behind the same address gets its part. HTTP/2 and gRPC: GOAWAY; streams that are open go
+    on to their end, and no new ones are taken. HTTP/1.1: the next answer says `Connection: close`, and a connection on which
+    nothing is asked is closed. A WebSocket is one stream, and is left alone. It is looked at once a second. 0: as old as it
+    likes."""
     requests_per_connection: Count = 10_000
     """HTTP/1.1 only."""
     read_ahead: Bytes = 256 * KiB

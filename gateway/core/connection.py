@@ -99,8 +99,8 @@ class Connection:
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready", "_rest",
         "_soon", "_watch", "behind", "blocked", "brief", "budget", "clock", "completed", "eof", "exchanges", "heavy",
-        "last_received", "last_sent", "limits", "party", "peer", "pool", "proxies", "reading_paused", "requests", "routed",
-        "server", "strangers", "transport", "whole_answer", "wire",
+        "last_received", "last_sent", "leaves_at", "limits", "party", "peer", "pool", "proxies", "reading_paused",
+        "requests", "routed", "server", "strangers", "transport", "whole_answer", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +119,8 @@ class Connection:
         self.routed: tuple[Head, Any, Any] | None = None
         self.eof, self.strangers = False, 0
         self.last_received = self.last_sent = self.clock()
+        self.leaves_at = server.leaves_at(self.last_received)
+        """When its wire sends its client elsewhere."""
         self.requests = self.completed = 0  # exchanges that began, and those that ended complete
         self.brief = False  # its wire has ended it for what its peer does: that is listened to for a moment alone
         self._watch, self._soon = watch, server.turn_soon

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 import secrets
 from collections.abc import Callable
 from typing import Protocol, final
@@ -25,6 +27,7 @@ from protocols.date_field import DateField
 from protocols.events import Headers
 
 _SCRATCH, _LONG_SCRATCH = 64 * 1024, 256 * 1024
+_AGE_JITTER = 0.1  # as gRPC's servers have it for theirs (MAX_CONNECTION_AGE)
 NOSNIFF: Headers = ((b"x-content-type-options", b"nosniff"),)
 """A browser takes no answer for what it does not say it is."""
 
@@ -61,10 +64,16 @@ class Server:
     turn_soon: Callable[[HasTurns], None]
     """Calls the connection's `turn` when others had theirs."""
 
-    def __init__(self, config: Config, opened: Callable[[Exchange], None], closed: Callable[[Exchange], None]) -> None:
-        """`opened` is called with each exchange when it begins, `closed` when it is over. ConfigError for proxies that are
-        no addresses."""
-        self.config, self.limits = config, config.limits
+    def __init__(
+        self,
+        config: Config,
+        opened: Callable[[Exchange], None],
+        closed: Callable[[Exchange], None],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`opened` is called with each exchange when it begins, `closed` when it is over. `chance` gives numbers from 0
+        to 1. ConfigError for proxies that are no addresses."""
+        self.config, self.limits, self.chance = config, config.limits, chance
         self.budget = ByteBudget(self.limits.total_bytes)
         self.plenty = self.budget.limit // 2
         """Bytes of the budget that may be in use without a look at who holds them."""
@@ -121,6 +130,11 @@ class Server:
         if account is None:
             account = party.account = MemoryAccount(self.budget, plenty=self.plenty, share=self.share)
         return account
+
+    def leaves_at(self, began: float) -> float:
+        """When a connection that began then is old enough for its client to be sent elsewhere (`limits.connection_age`)."""
+        age = self.limits.connection_age
+        return began + age * (1 - _AGE_JITTER * self.chance()) if age else math.inf
 
     def flooded(self, wire: str, kind: str) -> None:
         """A peer did too much of that kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from protocols.buffers import Budget
 
 
+# Seconds without a request, after which nobody sends one just now: an old connection is closed.
+_QUIET = 1.0
 # The one upgrade that is served; any other is ignored, and its request answered as if it had asked for none (RFC 9110
 # section 7.8): h2c, which curl and Java's client ask for with their first request, among them.
 _WEBSOCKET = b"websocket"
@@ -67,7 +70,7 @@ class HTTP1Wire:
         self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
         self._inbound: Inbound | None = None  # its body, where that did not come with its head
-        self._failed = self._gone = self._draining = False
+        self._failed = self._gone = self._draining = self._aged = False
         self._idle_since = self._head_since = connection.clock()
 
     # -- receiving -------------------------------------------------------------------------------------------------
@@ -309,21 +312,36 @@ class HTTP1Wire:
 
     def tick(self, now: float) -> None:
         connection, limits, current = self._connection, self._connection.limits, self._current
+        if now >= connection.leaves_at:
+            self._age()
+        keep_alive = min(limits.keep_alive, _QUIET) if self._aged else limits.keep_alive
         if current is not None and current.ending is None:
             if self._machine.unread:
                 connection.pump()  # what has landed meanwhile
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, self._head_since) > limits.head_timeout:
                 self._end(Closing.HEAD_TIMEOUT)
-        elif now - self._idle_since > limits.keep_alive and not connection.exchanges:
+        elif now - self._idle_since > keep_alive and not connection.exchanges:
             self._end(Closing.IDLE)
         if self._failed:
             connection.output_ready()
 
+    def _age(self) -> None:
+        """From now on an answer says that it is the last: that of the next request, or of this one where its head has not
+        left. Not as in a drain, where a connection without a request is closed at once: here its client may be about to send
+        one, and has to be told before."""
+        self._aged, self._connection.leaves_at = True, math.inf
+        self._last_request = 0
+        self._connection.server.connection_ended(Closing.AGED)
+        current = self._current
+        if current is not None and current.ending is None and not current.outbound.status:
+            self._machine.close_after_response()
+
     def _end(self, closing: Closing) -> None:
         if not self._failed:
             self._failed = True
-            self._connection.server.connection_ended(closing)
+            if not self._aged:
+                self._connection.server.connection_ended(closing)
 
     def close(self) -> None:
         self._machine.close()
@@ -332,6 +350,7 @@ class HTTP1Wire:
         )
 
     def drain(self) -> None:
+        self._connection.leaves_at = math.inf
         self._machine.close_after_response()
         self._draining = True
 

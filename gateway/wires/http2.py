@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
@@ -79,7 +80,7 @@ class HTTP2Wire:
         )
         self._counters = self._machine.counters
         self._floods = FloodGuard(connection, allowances_of(HTTP2_FLOODS, config.floods, 2 * config.streams))
-        self._failed = self._gone = self._written = self._idle = False
+        self._failed = self._gone = self._written = self._counted = False  # as a connection that we end
         self._ended_at: float | None = None  # by us, for what the peer does
         self._draining_since: float | None = None
         connection.output_ready()
@@ -352,13 +353,18 @@ class HTTP2Wire:
             connection.output_ready()
         if self._failed or self._gone:
             return
+        if now >= connection.leaves_at:
+            connection.server.connection_ended(Closing.AGED)
+            self._counted = True
+            self.drain()
+            connection.output_ready()
         if self._verdict(self._floods.tick(machine.flood_counters(connection.completed), now)):
             return
         if not connection.exchanges and self._idle_for_too_long(now):
             machine.shutdown(last=True)
             connection.output_ready()
-            if not self._idle:
-                self._idle = True
+            if not self._counted:
+                self._counted = True
                 connection.server.connection_ended(Closing.IDLE)
         elif not connection.behind and not connection.reading_paused:
             self._look_at_what_has_begun(now)
@@ -419,5 +425,6 @@ class HTTP2Wire:
 
     def drain(self) -> None:
         """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""
+        self._connection.leaves_at = math.inf
         self._machine.shutdown(last=False)
         self._draining_since = self._connection.clock()
