@@ -75,6 +75,14 @@ class Closing(enum.Enum):
     """There was no place for it."""
 
 
+def spread_over(seconds: float, chance: float) -> int:
+    """The whole seconds, at least 1, after which to try again: never less than these, and up to a quarter more, rounded up,
+    by `chance` from 0 to 1. Clients that were refused together do not come back together."""
+    least = max(1, math.ceil(seconds))
+    most = math.ceil(least / 4)
+    return least + min(most, int(chance * (most + 1)))
+
+
 class GatewayError(Exception):
     """Base of the errors that end an exchange.
 
@@ -91,6 +99,8 @@ class GatewayError(Exception):
     """Why the request was not admitted, where that is what this says."""
     headers: Headers = ()
     """Fields that the head of the answer has beside its dialect's own."""
+    chance: float = 0.0
+    """From 0 to 1: how much later than `retry_after` its answer says; see `spread_over`."""
     barred: str = ""
     """Why who asks may not ask for this, in a word, where that is what this says."""
 
@@ -118,7 +128,7 @@ class GatewayError(Exception):
         """Retry-After (RFC 9110 section 10.2.3), in whole seconds, for an answer whose request may succeed later."""
         if not self.retryable or self.retry_after is None:
             return ()
-        return ((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after))),)
+        return ((b"retry-after", b"%d" % spread_over(self.retry_after, self.chance)),)
 
 
 @final

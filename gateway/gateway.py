@@ -90,8 +90,8 @@ class Gateway:
     ) -> None:
         """`ports` are those of a parent, which hands over what it accepts there (`gateway.fronts`). Without them it opens
         those of `config`; ConfigError then where `listen.processes` is not 1.
-        `chance` gives numbers from 0 to 1, for the jitter of restarts and of the age of connections: a seeded one makes
-        them repeatable. `wall_clock` gives the seconds since 1970 that the Date of answers is made of.
+        `chance` gives numbers from 0 to 1, for the jitter of restarts, of the age of connections and of Retry-After: a
+        seeded one makes them repeatable. `wall_clock` gives the seconds since 1970 that the Date of answers is made of.
         `tracer_provider` is OpenTelemetry's: exchanges then have spans. Without one they have them where `tracing.enabled`
         is set, by the provider that the program has made the global one."""
         config = self.config = config or Config()

@@ -14,7 +14,7 @@ import trio
 
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.server import Server
-from gateway.errors import Closing, TransportLost
+from gateway.errors import Closing, TransportLost, spread_over
 from gateway.net.listeners import Listener
 from gateway.net.proxies import TrustedProxies
 from gateway.net.readiness import Poller, WaitedTransport, Watchable
@@ -58,7 +58,7 @@ class Acceptor:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         known = None if descriptors == resource.RLIM_INFINITY else descriptors
         self.table = ConnectionTable(server, lambda: self.arriving, known)
-        self.lobby = Lobby(self.table.spare)
+        self.lobby = Lobby(self.table.spare, lambda: server.chance())
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Acceptor:
         """Serves one call that an ASGI server has accepted; where nothing is served, the answer is 503."""
         call = ASGICall(self._server, scope)
         if self.nursery is None:
-            await refuse_asgi(scope, send)
+            await refuse_asgi(scope, send, spread_over(1, self._server.chance()))
             return
         self._server.connections.add(call)
         await call.run(receive, send)

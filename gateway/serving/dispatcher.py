@@ -131,6 +131,8 @@ class Dispatcher:
             self._observer.refused(error.refusal)
         if exchange.words is None and exchange.fail is None:
             exchange.words = self._router.words_for(exchange)  # it was over before anybody took it
+        if error is not None and error.retryable:
+            error.chance = self._server.chance()
         try:
             exchange.answer_error(error or InternalFailure("the exchange ended without an answer"))
         except Exception:

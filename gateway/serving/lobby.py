@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import random
+from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
 import msgspec
 import trio
 
-from gateway.errors import TransportLost
+from gateway.errors import TransportLost, spread_over
 from gateway.net.transport import Transport
 from protocols.http2.frames import FRAME_HEAD, PREFACE, Code, Kind
 
@@ -30,9 +32,9 @@ class Lobby:
     with GOAWAY; a TLS handshake is refused by a close, as it would cost more than whoever has a place. Where as many wait,
     the answer does not wait for a head."""
 
-    def __init__(self, most: int = GUESTS) -> None:
-        """`most` are waited for at once."""
-        self._most = most
+    def __init__(self, most: int = GUESTS, chance: Callable[[], float] = random.random) -> None:
+        """`most` are waited for at once. `chance` gives numbers from 0 to 1: who comes back when."""
+        self._most, self._chance = most, chance
         self.guests: set[trio.CancelScope] = set()
         """One for each that is here."""
 
@@ -43,7 +45,7 @@ class Lobby:
             transport.close()
         elif len(self.guests) >= self._most:
             with suppress(TransportLost):
-                transport.try_send([_http1(why)])
+                transport.try_send([self._http1(why)])
             transport.close()
         else:
             guest = trio.CancelScope()
@@ -57,9 +59,9 @@ class Lobby:
                     received = await _head(transport)
                     if received is None:
                         return
-                    await _say(transport, _answer(received, why))
+                    await _say(transport, self._answer(received, why))
                     return
-                await _say(transport, _http1(why), wait=False)  # it has said nothing
+                await _say(transport, self._http1(why), wait=False)  # it has said nothing
         except TransportLost:
             pass
         except Exception:
@@ -67,6 +69,18 @@ class Lobby:
         finally:
             self.guests.discard(guest)
             transport.close()
+
+    def _answer(self, received: bytes, why: str) -> bytes:
+        if received.startswith(PREFACE):
+            return _http2(why)
+        return b"" if received[0] == _TLS else self._http1(why)
+
+    def _http1(self, why: str) -> bytes:
+        body = msgspec.json.encode({"error": f"{why}; try again later"})
+        return (
+            b"HTTP/1.1 503 Service Unavailable\r\nretry-after: %d\r\nconnection: close\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (spread_over(1, self._chance()), len(body), body)
+        )
 
     def close(self) -> None:
         """Everybody goes."""
@@ -92,12 +106,6 @@ async def _head(transport: Transport) -> bytes | None:
     return received
 
 
-def _answer(received: bytes, why: str) -> bytes:
-    if received.startswith(PREFACE):
-        return _http2(why)
-    return b"" if received[0] == _TLS else _http1(why)
-
-
 async def _say(transport: Transport, answer: bytes, *, wait: bool = True) -> None:
     """The answer is short: what a kernel does not take of it at once is for nobody. Then the peer may read it: closing over
     bytes that nobody has read would take it from it."""
@@ -110,14 +118,6 @@ async def _say(transport: Transport, answer: bytes, *, wait: bool = True) -> Non
             await transport.wait_readable()
         else:
             left -= n
-
-
-def _http1(why: str) -> bytes:
-    body = msgspec.json.encode({"error": f"{why}; try again later"})
-    return (
-        b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    )
 
 
 def _http2(why: str) -> bytes:

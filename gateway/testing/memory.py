@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import select
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -236,16 +237,17 @@ async def memory_gateway(
     check: bool = False,
     tracer_provider: TracerProvider | None = None,
     wall_clock: Callable[[], float] = time.time,
+    chance: Callable[[], float] = random.random,
 ) -> AsyncIterator[MemoryGateway]:
     """Runs a gateway with these models and no listener for the length of the block, then cancels what is left; with
     `check`, only after `check_nothing_left`. What the block raises comes out as it is, and not as a group.
 
     Its connections are told what is ready as sockets are: by a hub where the system has one, whose task runs what begins.
     With `hub=False` each has two tasks that wait for it, as an embedder's streams have. `tracer_provider` is for spans,
-    `wall_clock` for the Date of answers."""
+    `wall_clock` for the Date of answers, `chance` for what else `Gateway` takes it for."""
     config = config or Config()
     config = replace(config, listen=replace(config.listen, port=-1, tls_port=-1))
-    gateway = Gateway(config, models, tracer_provider=tracer_provider, wall_clock=wall_clock)
+    gateway = Gateway(config, models, chance=chance, tracer_provider=tracer_provider, wall_clock=wall_clock)
     edges = MemoryEdges() if hub else None
     if edges is not None:
         gateway.acceptor.poller = Poller(edges)

@@ -400,12 +400,13 @@ def head_of(scope: Scope) -> Head:
     )
 
 
-async def refuse_asgi(scope: Scope, send: Send) -> None:
-    """What a call is told while no gateway runs."""
+async def refuse_asgi(scope: Scope, send: Send, retry_after: int) -> None:
+    """What a call is told while no gateway runs; it may be tried again after so many seconds."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1013, "reason": "the gateway is not running"})
         return
     body = b'{"error":"the gateway is not running; try again later"}'
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"retry-after", b"1")]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers.append((b"retry-after", b"%d" % retry_after))
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

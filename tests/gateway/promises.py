@@ -565,7 +565,7 @@ async def serving(
                     containers.append(container)
                     served.append(bridge_to(container, spec))
             memory = await stack.enter_async_context(
-                memory_gateway(served, config, capacity=capacity, wall_clock=lambda: EPOCH)
+                memory_gateway(served, config, capacity=capacity, wall_clock=lambda: EPOCH, chance=lambda: 0.0)
             )
             house = House(memory, tuple(containers))
             await house.opened(before)

@@ -204,6 +204,7 @@ async def test_listings_have_what_the_key_reaches(wire: str, tmp_path: Path) -> 
 async def test_too_many_is_said_on_each_row(wire: str, limit: str, tmp_path: Path, autojump_clock: Any) -> None:
     asked = [row for row in ROWS if asks(wire, row) and row.path not in OPEN]
     async with asking(wire, config(keys_of(tmp_path, alice("scope=control", limit)))) as (gateway, ask):
+        gateway.server.chance = lambda: 0.0
         quota = gateway.server.parties.of_key("alice").quota
         assert quota is not None
         if limit == "rate=1":

@@ -313,7 +313,7 @@ def test_connections_of_one_address_may_be_bounded() -> None:
 
 async def test_an_address_with_all_its_connections_gets_another_when_one_is_closed() -> None:
     config = Config(listen=ListenConfig(port=0), limits=LimitsConfig(per_peer=2))
-    gateway = Gateway(config)
+    gateway = Gateway(config, chance=lambda: 0.0)
 
     async def ask(stack: AsyncExitStack) -> client.Peer | None:
         peer = client.http1(await stack.enter_async_context(client.connect("127.0.0.1", gateway.port)))

@@ -72,7 +72,7 @@ async def test_a_server_that_takes_nothing_new_says_so_in_the_words_of_the_route
     why: Callable[[Gateway], None], call: str, words: Callable[[dict[bytes, bytes], dict[str, Any]], bool]
 ) -> None:
     method, _, path = call.partition(" ")
-    async with memory_gateway([spec_of(Echo(), "echo")], CONFIG) as served:
+    async with memory_gateway([spec_of(Echo(), "echo")], CONFIG, chance=lambda: 0.0) as served:
         why(served.gateway)
         await trio.testing.wait_all_tasks_blocked()
         peer = served.http2()
@@ -85,7 +85,7 @@ async def test_a_server_that_takes_nothing_new_says_so_in_the_words_of_the_route
 
 
 async def test_who_sends_far_beyond_a_limit_can_send_on_and_reads_why(autojump_clock: Any) -> None:
-    async with memory_gateway([spec_of(Echo(), "echo")], CONFIG) as served:
+    async with memory_gateway([spec_of(Echo(), "echo")], CONFIG, chance=lambda: 0.0) as served:
         peer = served.http1()
         with trio.fail_after(0.5):  # on the clock that stands still while anything can run
             await peer.send(*post(1, "/endpoints/echo/invocations", bytes(32 * MiB)))  # fails where it is cut off
