@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
 import weakref
@@ -19,6 +18,7 @@ import msgspec
 import trio
 
 from gateway.config import ModelConfig
+from gateway.config.machine import usable_cores
 from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
 from gateway.errors import BadModel, GatewayError, InsufficientStorage, LoadFailed, WorkerLost
@@ -169,7 +169,7 @@ def loadable(spec: ModelSpec) -> ModelSpec:
 def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
     process = config.process
     count = process.count
-    each = max(1, len(os.sched_getaffinity(0)) // count)
+    each = max(1, usable_cores() // count)
     return [
         ProcessPlan(
             name=name,

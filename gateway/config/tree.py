@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, final
 
 from msgspec import Meta
+
+from gateway.config.machine import usable_memory
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
 
@@ -135,7 +136,7 @@ VariantName: TypeAlias = Annotated[str, matching(_SAGEMAKER, _SAGEMAKER_WANTED, 
 
 
 def _quarter_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return usable_memory() // 4
 
 
 @final
@@ -256,7 +257,8 @@ class LimitsConfig:
     """One request body; more is answered 413, before it is read where its length is declared."""
     total_bytes: Bytes = field(default_factory=_quarter_of_memory)
     """The byte budget: all bodies, what was read ahead and what is larger than a send buffer, together. It is paid as bytes
-    arrive: what is only announced takes nothing."""
+    arrive: what is only announced takes nothing. The memory is the machine's, or that of the control group, such as a
+    container's, where that is less."""
     party_share: Percent = 12
     """Percent of the byte budget that one client may hold while more than half of it is in use: a key, a certificate's
     subject, or else a connection. Who holds as much gets no more, and is refused with 503. 100: as much as there is."""
