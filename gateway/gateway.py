@@ -48,6 +48,7 @@ from gateway.serving.drain import Drain, DrainReport
 from gateway.serving.ports import Ports
 from gateway.serving.router import Router
 from gateway.serving.timer import CoarseTimer
+from gateway.telemetry.embedded_metrics import EmbeddedMetrics
 from gateway.telemetry.observer import Counts, Observer
 from gateway.wires.asgi import Receive, Scope, Send
 from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
@@ -139,6 +140,9 @@ class Gateway:
         self.acceptor = Acceptor(server, ports)
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
         self.timer.looked.append(self.access.tick)
+        if config.metrics.emf:
+            embedded = EmbeddedMetrics(server, self.supervisor, self.observer, wall_clock)
+            self.timer.looked.append(embedded.look)
         if self.access.file is not None:
             self.watch_file(self.access.file, self.access.reload)
         self.shutdown = Drain(server, self.acceptor, self.dispatcher, self.observer)

@@ -52,6 +52,9 @@ def contradictions(config: Config, where: Where) -> Iterator[Problem]:
     yield from _wrong_endpoints(config, where)
     yield from unsupported_processes(config, where)
     yield from _divided(config, where)
+    if config.metrics.emf and config.log.format == "text":
+        text = f"{where('metrics.emf')} is set and {where('log.format')} is 'text': CloudWatch reads metrics in JSON alone"
+        yield Problem(key="metrics.emf", text=text, suggestion="log.format")
     if config.repository.model and (name := config.repository.model_name) in config.models:
         factory = dotted(("models", name, "factory"))
         yield Problem(

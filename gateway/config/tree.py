@@ -210,6 +210,10 @@ class MetricsConfig:
     token_file: str = ""
     """A file of tokens, one a line: `GET /metrics` then needs one of them as `Authorization: Bearer TOKEN`, health none.
     They open nothing else. It is read again when it has changed."""
+    emf: SecondsOrOff = 0.0
+    """How often the log has a line in CloudWatch's embedded metric format, whatever `log.level` is: SlotsInUse, Queued,
+    LiveStreams, and the Refusals since the last one, in the namespace `everywire`, for the service that
+    `tracing.service_name` names. At most once a second. 0: never."""
 
 
 @final

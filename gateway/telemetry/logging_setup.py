@@ -18,6 +18,8 @@ from pythonjsonlogger.json import JsonFormatter
 
 from gateway.config import LogConfig
 from gateway.config.text import text_without_secrets, without_secrets
+from gateway.telemetry.embedded_metrics import METADATA
+from gateway.telemetry.embedded_metrics import log as metrics_log
 from gateway.telemetry.log_queue import QueuedHandler, descriptor_of, last_words
 from gateway.untrusted_text import escape
 
@@ -55,6 +57,7 @@ def configure(config: LogConfig, *, stream: IO[str] | None = None, front: int | 
         old.close()
     root.addHandler(handler)
     set_level(config.level)
+    metrics_log.setLevel(logging.INFO)  # they are no events of some severity
 
 
 def flush() -> None:
@@ -163,7 +166,8 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    extra = {key: value for key, value in record.__dict__.items() if key not in _RESERVED and not key.startswith("_")}
+    fields = record.__dict__.items()
+    extra = {key: value for key, value in fields if key == METADATA or not (key in _RESERVED or key.startswith("_"))}
     return extra if record.levelno < logging.WARNING else {key: without_secrets("", value) for key, value in extra.items()}
 
 
