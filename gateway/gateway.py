@@ -48,7 +48,6 @@ from gateway.serving.drain import Drain, DrainReport
 from gateway.serving.ports import Ports
 from gateway.serving.router import Router
 from gateway.serving.timer import CoarseTimer
-from gateway.telemetry.embedded_metrics import EmbeddedMetrics
 from gateway.telemetry.observer import Counts, Observer
 from gateway.wires.asgi import Receive, Scope, Send
 from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
@@ -141,6 +140,8 @@ class Gateway:
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
         self.timer.looked.append(self.access.tick)
         if config.metrics.emf:
+            from gateway.telemetry.embedded_metrics import EmbeddedMetrics  # who does not ask does not load it
+
             embedded = EmbeddedMetrics(server, self.supervisor, self.observer, wall_clock)
             self.timer.looked.append(embedded.look)
         if self.access.file is not None:

@@ -27,7 +27,7 @@ def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Probl
     config = resolved.config
     found = [
         problem
-        for check in (_certificates, _credentials, _keys, _tokens, _report, _folder)
+        for check in (_certificates, _credentials, _keys, _tokens, _metrics_tokens, _report, _folder)
         for problem in _raised(check, config)
     ]
     if models:
@@ -80,6 +80,9 @@ def _tokens(config: Config) -> None:
         from gateway.operator.access import Tokens
 
         Tokens(config.operator)
+
+
+def _metrics_tokens(config: Config) -> None:
     if config.metrics.port >= 0 and config.metrics.token_file:
         from gateway.operator.access import Tokens
 

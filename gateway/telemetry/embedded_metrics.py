@@ -11,13 +11,12 @@ from typing import Any, final
 
 from gateway.core.server import Server
 from gateway.errors import Closing
+from gateway.telemetry.logging_setup import METADATA, METRICS
 from gateway.telemetry.observer import Observer
 from gateway.workers.supervisor import Supervisor
 
-log = logging.getLogger("gateway.metrics")
+log = logging.getLogger(METRICS)
 
-METADATA = "_aws"
-"""The member of a line that says which others are metrics."""
 _NAMESPACE, _DIMENSION = "everywire", "service"
 _METRICS = ("SlotsInUse", "Queued", "LiveStreams", "Refusals")
 _STANDARD = 60.0  # seconds: more often than this, CloudWatch has to be asked to keep each (high resolution)

@@ -18,12 +18,15 @@ from pythonjsonlogger.json import JsonFormatter
 
 from gateway.config import LogConfig
 from gateway.config.text import text_without_secrets, without_secrets
-from gateway.telemetry.embedded_metrics import METADATA
-from gateway.telemetry.embedded_metrics import log as metrics_log
 from gateway.telemetry.log_queue import QueuedHandler, descriptor_of, last_words
 from gateway.untrusted_text import escape
 
 log = logging.getLogger("gateway")
+
+METRICS = "gateway.metrics"
+"""The logger of lines that are metrics. They are no events of some severity, and are written whatever `log.level` is."""
+METADATA = "_aws"
+"""The member of such a line that says which others are metrics."""
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -57,7 +60,7 @@ def configure(config: LogConfig, *, stream: IO[str] | None = None, front: int | 
         old.close()
     root.addHandler(handler)
     set_level(config.level)
-    metrics_log.setLevel(logging.INFO)  # they are no events of some severity
+    logging.getLogger(METRICS).setLevel(logging.INFO)
 
 
 def flush() -> None:

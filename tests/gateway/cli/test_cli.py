@@ -411,6 +411,7 @@ def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
         *("config", "check", "--json", "--tls-cert", "c.pem", "--tls-key", "k.pem"),
         *("--set", "sagemaker.sigv4.credentials=keys.ini", "--set", "drain.report=missing/report.json"),
         *("--set", "operator.port=0", "--set", "operator.token_file=tokens"),
+        *("--set", "metrics.port=0", "--set", "metrics.token_file=others"),
     )
     assert result.exit_code == 2
     assert [(p["key"], p["where"], p["text"]) for p in json.loads(result.output)["problems"]] == [
@@ -424,6 +425,11 @@ def test_check_looks_at_the_files_that_are_named(tmp_path: Path) -> None:
             "operator.token_file",
             "--set operator.token_file",
             "operator.token_file: 'tokens' cannot be read: No such file or directory",
+        ),
+        (
+            "metrics.token_file",
+            "--set metrics.token_file",
+            "metrics.token_file: 'others' cannot be read: No such file or directory",
         ),
         (
             "drain.report",
