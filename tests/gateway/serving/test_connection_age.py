@@ -185,3 +185,24 @@ async def test_a_drain_says_goodbye_once_to_a_connection_that_was_aged(autojump_
         assert len(call.line.goaways) == 2
         assert house.gateway.drain_report is not None
         assert house.gateway.drain_report.clean
+
+
+async def test_a_websocket_that_waits_for_its_slot_when_its_connection_is_old_is_opened_whole(autojump_clock: Any) -> None:
+    probe = Probe(pausing)
+    config = Config(limits=LimitsConfig(connection_age=AGE), websocket=WebSocketConfig(ping_interval=0))
+    async with serving(probe.spec("websocket", capacity=1, queue_timeout=0, idle_when_wanted=0), config=config) as house:
+        first = await house.call("websocket")
+        await first.take(3)
+        opened = []
+
+        async def wait() -> None:
+            opened.append(await house.call("websocket"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await until(2 * AGE)
+            assert not opened
+            probe.go.set()
+            await first.rest()
+        numbers, over = await opened[0].rest()
+        assert (len(numbers), over.how) == (6, "complete")
