@@ -53,14 +53,17 @@ class Container:
     """A container's command as a process, without the container: in an empty folder, and with no settings for the gateway
     but those of the platform."""
 
-    def __init__(self, command: Sequence[str], folder: Path, environ: Mapping[str, str], *, port: int) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, environ: Mapping[str, str], *, port: int, within: Sequence[str] = ()
+    ) -> None:
+        """`within` is a command that runs the container's command in a world of its own, by exec."""
         assert command[0] == "python", "the image has it on its PATH"
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("EVERYWIRE_", "SAGEMAKER_", "OPTION_", "COV_"))
         }
         self.port = port
         self._process = subprocess.Popen(
-            [sys.executable, *command[1:]], cwd=folder, env={**inherited, "PYTHONPATH": str(ROOT), **environ},
+            [*within, sys.executable, *command[1:]], cwd=folder, env={**inherited, "PYTHONPATH": str(ROOT), **environ},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -85,6 +88,10 @@ class Container:
             if line.startswith("{") and (entry := json.loads(line)).get("event") == event:
                 return dict(entry)
         raise AssertionError(f"it ended without {event!r}:\n{said}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def terminate(self) -> None:
         """SIGTERM, as every platform sends it first."""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from models.spec import LOAD_TIMEOUT
+from tests.deploy.kustomized import HAS_ALL
 from tests.deploy.platforms import ROOT, Container, Image, in_force
 from tests.docs.pages import blocks
 from tests.ports import free_port
@@ -59,7 +60,10 @@ def container() -> Any:
 
 
 def environ() -> dict[str, str]:
-    return {variable["name"]: variable["value"] for variable in container()["env"]}
+    """The variables of the pod, those that are settings of this version."""
+    named = {variable["name"]: variable["value"] for variable in container()["env"]}
+    later = () if HAS_ALL else ("EVERYWIRE_METRICS__", "EVERYWIRE_LIMITS__CONNECTION_AGE")
+    return {name: value for name, value in named.items() if not (later and name.startswith(later))}
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -88,8 +92,7 @@ def test_the_service_finds_its_runtime() -> None:
 def times() -> dict[str, float]:
     """Seconds from the pod's deletion on: each begins where the one before is over, and all of them within the grace."""
     drain = in_force(command(on="/opt/ml/model"), environ())["drain"]
-    program, waits = container()["lifecycle"]["preStop"]["exec"]["command"]
-    assert program == "sleep"
+    waits = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
     return {
         "preStop": float(waits),
         "drain.delay": float(str(drain["delay"]).removesuffix("s")),
@@ -162,7 +165,22 @@ def test_the_port_that_is_probed_is_the_one_that_is_served() -> None:
     listen = in_force(command(on="/mnt/models"), environ())["listen"]
     assert (listen["host"], listen["port"]) == ("0.0.0.0", 8080)
     probed = [probe["httpGet"]["port"] for name, probe in container().items() if name.endswith("Probe")]
-    assert probed == [port["containerPort"] for port in container()["ports"]] * 3 == [8080] * 3
+    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    assert (probed, ports) == ([8080] * 3, {"http1": 8080, "metrics": 9090})
+
+
+def test_it_asks_prometheus_to_the_port_of_the_metrics() -> None:
+    asked, named = manifest("serving-runtime")["spec"]["annotations"], {v["name"]: v["value"] for v in container()["env"]}
+    assert asked["prometheus.io/port"] == named["EVERYWIRE_METRICS__PORT"] == "9090"
+    assert (asked["prometheus.io/scrape"], asked["prometheus.io/path"]) == ("true", "/metrics")
+
+
+def test_it_may_write_to_memory_alone() -> None:
+    rights, (mount,) = container()["securityContext"], container()["volumeMounts"]
+    assert rights["readOnlyRootFilesystem"]
+    assert rights["runAsNonRoot"]
+    (volume,) = manifest("serving-runtime")["spec"]["volumes"]
+    assert (mount["name"], mount["mountPath"], volume["emptyDir"]["medium"]) == (volume["name"], "/tmp", "Memory")
 
 
 @pytest.mark.programs

@@ -1,0 +1,188 @@
+"""What `kubectl kustomize` makes of deploy/kubernetes, and what in it contradicts the gateway or another part of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.config import Config, LimitsConfig
+from gateway.config.text import parse_duration, parse_size
+from models.spec import LOAD_TIMEOUT
+from tests.deploy.platforms import ROOT
+from tests.docs.pages import skip_or_fail
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+BUILDS = ("base", "overlays/gpu", "overlays/keda")
+UNLOADING, PROCESS = 5, 256 << 20
+"""Seconds after a drain in which models are unloaded; memory of the process beside bodies and models."""
+_SUFFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+@cache
+def _built(name: str) -> str:
+    kubectl = shutil.which("kubectl")
+    skip_or_fail([] if kubectl else ["kubectl"])
+    assert kubectl is not None
+    done = subprocess.run(
+        [kubectl, "kustomize", str(FOLDER / name)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def built(name: str) -> list[Any]:
+    """The manifests of the base or of an overlay, of which one may change what it likes."""
+    return deepcopy(list(yaml.safe_load_all(_built(name))))
+
+
+def only(documents: list[Any], kind: str) -> Any:
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def settings(documents: list[Any]) -> dict[str, Any]:
+    """The configuration file of a build."""
+    (text,) = only(documents, "ConfigMap")["data"].values()
+    return tomllib.loads(text)
+
+
+def unknown_today(text: str) -> str:
+    """The configuration file without the settings of it that this version does not have."""
+    if not hasattr(Config(), "metrics"):
+        text = re.sub(r"^\[metrics\]\n(?:[^\[\n].*\n|\n)*", "", text, flags=re.MULTILINE)
+    if not hasattr(LimitsConfig(), "connection_age"):
+        text = re.sub(r"^connection_age = .*\n", "", text, flags=re.MULTILINE)
+    return text
+
+
+HAS_ALL = hasattr(Config(), "metrics") and hasattr(LimitsConfig(), "connection_age")
+
+
+def size(text: str) -> int:
+    """A quantity of memory, as Kubernetes writes it."""
+    return int(text[:-2]) * _SUFFIXES[text[-2:]]
+
+
+def contradictions(documents: list[Any]) -> list[str]:
+    """What is wrong with a build though each of its manifests is one of its kind."""
+    wrong: list[str] = []
+
+    def must(true: bool, said: str) -> None:
+        if not true:
+            wrong.append(said)
+
+    deployment, service = only(documents, "Deployment"), only(documents, "Service")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    config = settings(documents)
+
+    # the end: docs/howto/kubernetes.md, "Times"
+    waits = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drain = {name: parse_duration(str(config["drain"][name])) for name in ("delay", "timeout")}
+    took = waits + drain["delay"] + drain["timeout"] + UNLOADING
+    must(pod["terminationGracePeriodSeconds"] > took, f"SIGKILL comes before {took:.0f} s are over")
+
+    # the start
+    probe = container["startupProbe"]
+    start = probe["periodSeconds"] * probe["failureThreshold"]
+    slowest = max(parse_duration(str(model.get("load_timeout", LOAD_TIMEOUT))) for model in config["models"].values())
+    must(start > slowest, f"a pod is started anew after {start} s, and a model may load {slowest:.0f} s")
+    must(deployment["spec"]["progressDeadlineSeconds"] > start, "a rollout is given up while a pod may start")
+
+    # probes and ports
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    must(ports["http"] == config["listen"]["port"], "the port http is not listen.port")
+    must(ports["metrics"] == config["metrics"]["port"], "the port metrics is not metrics.port")
+    asked = {"startupProbe": "ready", "readinessProbe": "ready", "livenessProbe": "live"}
+    for name, path in asked.items():
+        get = container[name]["httpGet"]
+        must(get["path"] == f"/v2/health/{path}", f"{name} asks {get['path']}")
+        must(get["port"] == "http", f"{name} asks the port {get['port']}")
+    patience = container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"]
+    must(patience >= 30, f"a pod that is slow for {patience} s is killed")
+    for port in service["spec"]["ports"]:
+        must(port["targetPort"] in ports, f"the Service names the port {port['targetPort']}")
+    protocols = {port["port"]: port["appProtocol"] for port in service["spec"]["ports"]}
+
+    # who belongs to whom
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
+    selectors += [only(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]]
+    selectors += [only(documents, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]]
+    selectors += [spread["labelSelector"]["matchLabels"] for spread in pod["topologySpreadConstraints"]]
+    selectors += [d["spec"]["selector"]["matchLabels"] for d in documents if d["kind"] == "PodMonitor"]
+    must(all(selector.items() <= labels.items() and selector for selector in selectors), "a selector finds no pod")
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    must(mounts.keys() == volumes.keys(), "a volume is nowhere")
+    (key,) = only(documents, "ConfigMap")["data"]
+    must(f"--config={mounts['config']}/{key}" in container["args"], "the command reads another file")
+    must(volumes["config"]["configMap"]["name"] == only(documents, "ConfigMap")["metadata"]["name"], "no such ConfigMap")
+
+    # resources, and rights
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    must(requests["memory"] == limits["memory"], "memory that is not there may be asked for")
+    must("cpu" not in limits, "a limit of CPU")
+    must(size(limits["memory"]) >= 2 * parse_size(config["limits"]["total_bytes"]) + PROCESS, "no memory for a model")
+    rights = {**pod["securityContext"], **container["securityContext"]}
+    must(rights["runAsNonRoot"] and rights["runAsUser"] == 1000, "it may be root")
+    must(rights["readOnlyRootFilesystem"] and not rights["allowPrivilegeEscalation"], "it may write, or gain rights")
+    must(
+        rights["capabilities"] == {"drop": ["ALL"]} and rights["seccompProfile"] == {"type": "RuntimeDefault"}, "it may more"
+    )
+    must(pod["automountServiceAccountToken"] is False, "it has a token of the cluster")
+    must(mounts.get("tmp") == "/tmp" and volumes["tmp"]["emptyDir"]["medium"] == "Memory", "/tmp is not in memory")
+    must(deployment["spec"]["minReadySeconds"] >= 10, "a pod counts as there before it is in every load balancer")
+    roll = deployment["spec"]["strategy"]["rollingUpdate"]
+    must(roll["maxUnavailable"] == 0 or "nvidia.com/gpu" in limits, "a rollout takes a pod away before there is another")
+
+    # who is let in to /metrics
+    rules = only(documents, "NetworkPolicy")["spec"]["ingress"]
+    open_to_all = [port["port"] for rule in rules if "from" not in rule for port in rule["ports"]]
+    must(open_to_all == ["http"], f"everybody reaches {open_to_all}")
+
+    for document in documents:
+        match document["kind"]:
+            case "PodMonitor":
+                endpoints = document["spec"]["podMetricsEndpoints"]
+                must([e["port"] for e in endpoints] == ["metrics"], "the monitor asks another port")
+            case "HTTPRoute" | "GRPCRoute" as kind:
+                wanted = "http" if kind == "HTTPRoute" else "kubernetes.io/h2c"
+                for rule in document["spec"]["rules"]:
+                    for backend in rule["backendRefs"]:
+                        must(backend["name"] == service["metadata"]["name"], f"the {kind} names another Service")
+                        must(protocols.get(backend["port"]) == wanted, f"the {kind} goes to a port that is not {wanted}")
+                    if kind == "HTTPRoute":
+                        must(set(rule["timeouts"].values()) == {"0s"}, "the HTTPRoute cuts streams")
+            case "ScaledObject":
+                spec = document["spec"]
+                must("replicas" not in deployment["spec"], "the Deployment and KEDA both say how many pods there are")
+                must(spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"], "KEDA scales something else")
+                must(spec["minReplicaCount"] >= 2, "one pod alone")
+                capacity = sum(model["capacity"] for model in config["models"].values())
+                (trigger,) = [trigger["metadata"] for trigger in spec["triggers"]]
+                must(abs(float(trigger["threshold"]) - 0.7 * capacity) < 0.05, f"the threshold is not 0.7 x {capacity}")
+                documented = (ROOT / "docs/reference/observability.md").read_text(encoding="utf-8")
+                named = re.findall(r"everywire_\w+", trigger["query"])
+                must(bool(named) and all(f"`{name}`" in documented for name in named), f"not metrics: {named}")
+                down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+                must(down["stabilizationWindowSeconds"] == 300, "pods go at once")
+                must(
+                    [(p["type"], p["value"], p["periodSeconds"]) for p in down["policies"]] == [("Pods", 1, 60)], "too fast"
+                )
+    return wrong
+
+
+def schema(kind: str) -> Any:
+    """The schema of an operator's kind, None where it is Kubernetes' own."""
+    file = Path(__file__).parent / "schemas" / f"{kind}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
