@@ -43,7 +43,7 @@ WIRE = {
     "docs/reference/v2.md": "tests/protocols/v2/grammar/test_v2_decisions.py",
     "docs/reference/v2-streams.md": "tests/docs/test_wire_samples.py",
 }
-MOST_UNRUN = 14
+MOST_UNRUN = 15
 """Blocks that nobody runs: each has its reason above it."""
 
 
