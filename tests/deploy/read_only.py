@@ -53,11 +53,13 @@ def lacking() -> str:
     return "" if done.returncode == 0 else "a mount namespace"
 
 
-def read_only(new: Path, size: str, places: Mapping[str, Path]) -> list[str]:
+def read_only(new: Path, size: str, places: Mapping[str, Path], *, checkout: bool = True) -> list[str]:
     """What runs a command as uid 1000 in such a root. `places` are folders and where they are in it; the system's programs,
-    Python and this checkout are where they are here."""
+    Python, and this checkout unless it is not wanted, are where they are here."""
     python = {sys.base_prefix, sys.prefix, *site.getsitepackages(), *sysconfig.get_paths().values(), str(ROOT)}
     added = {path for path in sys.path if path and Path(path).is_dir()}
+    if not checkout:
+        python, added = ({path for path in paths if Path(path) != ROOT} for paths in (python, added))
     system = [path for path in ("/usr", "/bin", "/lib", "/lib64") if Path(path).exists()]
     binds: list[str] = []
     there: list[Path] = []

@@ -1,17 +1,26 @@
 """The image's Dockerfile, and its command run as SageMaker runs it. No image is built here."""
 
+import importlib.util
 import json
 import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from gateway.config.environment import MODEL_FOLDER
+from tests.deploy import read_only
 from tests.deploy.platforms import ROOT, Container, Image, in_force
+from tests.docs.pages import skip_or_fail
 from tests.ports import free_port
 
-IMAGE = Image(ROOT / "deploy" / "Dockerfile")
+IMAGE_FILE = ROOT / "deploy" / "Dockerfile"
+IMAGE = Image(IMAGE_FILE)
 KILLED_AFTER = 30
 """Seconds from SageMaker's SIGTERM to its SIGKILL."""
 
@@ -71,8 +80,52 @@ def test_the_build_sees_what_the_wheel_is_made_of() -> None:
     needed = {"pyproject.toml", project["project"]["readme"], *licences, *target["packages"]}
     lines = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
     assert lines.index("*") < min(i for i, line in enumerate(lines) if line.startswith("!"))
-    assert {line[1:] for line in lines if line.startswith("!")} == needed
+    assert lets_in() == needed
     assert "deploy" not in target["packages"]
+
+
+@pytest.mark.programs
+def test_the_steps_of_its_build_make_an_image_that_serves_without_the_checkout(tmp_path: Path) -> None:
+    """As far as no engine is needed: the steps that run in each stage, and the command in a root that has the outcome alone."""
+    skip_or_fail([name for name in ("hatchling", "pip") if importlib.util.find_spec(name) is None])
+    if why := read_only.lacking():
+        pytest.skip(f"not here: {why}")
+    source, dist, installed, root = (tmp_path / name for name in ("src", "dist", "installed", "root"))
+    for folder in (source, installed, root):
+        folder.mkdir()
+    for name in lets_in():
+        where = ROOT / name
+        if where.is_dir():
+            shutil.copytree(where, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(where, source)
+    text = IMAGE_FILE.read_text(encoding="utf-8").replace("\\\n", " ")
+    build, install = re.findall(r"^RUN (?:--mount=\S+ )?(pip .*)$", text, re.MULTILINE)
+    # what the index has is what is installed here already
+    places = {"/src": str(source), "/dist": str(dist)}
+    for step, here in ((build, "--no-build-isolation"), (install, f"--no-deps --target {installed}")):
+        words = [f"{places.get(word, word)}" for word in shlex.split(step.replace("/dist/*.whl", f"$(echo {dist}/*.whl)"))]
+        command = " ".join([f'"{sys.executable}" -m', *words, here])
+        subprocess.run(["sh", "-ec", command], check=True, capture_output=True, timeout=300)
+    within = read_only.read_only(root, "64m", {"/opt/installed": installed}, checkout=False)
+    asked = 'import json, gateway; print(json.dumps({"event": "imported", "file": gateway.__file__}))'
+    environ = {"PYTHONPATH": "/opt/installed", "PYTHONDONTWRITEBYTECODE": "1"}
+    with Container(["python", "-c", asked], tmp_path, environ, port=0, within=within) as container:
+        assert container.await_event("imported")["file"] == "/opt/installed/gateway/__init__.py"
+        assert container.ended() == 0
+    port = free_port()
+    environ |= {"SAGEMAKER_BIND_TO_PORT": str(port), "EVERYWIRE_LISTEN__HOST": "127.0.0.1"}
+    with Container(IMAGE.command(["serve"]), tmp_path, environ, port=port, within=within) as container:
+        container.await_event("serving")
+        assert container.ask("GET", "/ping")[0] == 200
+        container.terminate()
+        assert container.ended() == 0
+
+
+def lets_in() -> set[str]:
+    """What Dockerfile.dockerignore lets into the build."""
+    lines = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    return {line[1:] for line in lines if line.startswith("!")}
 
 
 @pytest.mark.programs
