@@ -19,6 +19,7 @@ from gateway.cli.config_check import reason_of
 from gateway.cli.keys import keys
 from gateway.cli.models import COMMANDS, EXIT_STATUS
 from gateway.cli.options import NAMES, CommandLine, configured, options
+from gateway.cli.plan import plan_command
 from gateway.cli.shadowing import check_directory
 from gateway.config import TLSConfig
 from gateway.config.load import PREFIX
@@ -56,6 +57,7 @@ Examples:
   everywire emulate sagemaker --container ws://127.0.0.1:8081
                                               SageMaker's front before your own container
   everywire simulate --seeds 0..999           disasters in memory, each by its seed
+  everywire plan --streams 256 --rate 50      how many gateways a load needs
   everywire call lm "Return the"              calls a model of a server, and prints as it arrives
   everywire models list                       asks a server's operator plane how its models fare
 
@@ -137,6 +139,7 @@ def program(
 
 program.add_command(config)
 program.add_command(keys)
+program.add_command(plan_command)
 
 
 @program.command(

@@ -25,7 +25,9 @@ ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini))\n")
 # a program of ours serves until it is stopped; of the gateway's own commands only these do not
-_SERVER = re.compile(r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys) )")
+_SERVER = re.compile(
+    r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys|plan) )"
+)
 _PATIENCE = 120
 # what a program is called where it has to be there, by the command that pages type
 _PROGRAMS = {"curl": "curl", "aws": "aws-cli", "openssl": "openssl", "grpcurl": "grpcurl"}
