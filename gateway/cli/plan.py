@@ -27,7 +27,7 @@ _MOST = 10**12
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class FleetLoad:
     """What is asked: `streams` at once with `rate` units a second each, and what a pod is allowed to give."""
 
     traffic: str
@@ -47,7 +47,7 @@ class Load:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Fleet:
     """Pods by each bound, and in all."""
 
     microseconds: float
@@ -68,7 +68,7 @@ class Plan:
         return self.needed + self.for_a_zone + self.for_a_rollout
 
 
-def plan(load: Load) -> Plan:
+def plan(load: FleetLoad) -> Fleet:
     """The pods for a load. KeyError where nobody has measured that traffic over that wire."""
     _, unit = MICROSECONDS[load.traffic, load.wire]
     microseconds = unit * (TLS if load.tls else 1)
@@ -79,7 +79,7 @@ def plan(load: Load) -> Plan:
     needed = max(by_cpu, by_memory, by_capacity)
     # what is left without one zone carries all of it
     zone = _up(needed / (load.zones - 1)) if load.zones > 1 else 0
-    return Plan(
+    return Fleet(
         microseconds=microseconds, cores=cores, by_cpu=by_cpu, by_memory=by_memory, by_capacity=by_capacity,
         for_a_zone=zone, for_a_rollout=load.surge,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def _up(pods: float) -> int:
     return max(1, math.ceil(round(pods, 6)))
 
 
-def told(load: Load, plan: Plan) -> list[str]:
+def told(load: FleetLoad, plan: Fleet) -> list[str]:
     """The plan for people, with its inputs."""
     row, _ = MICROSECONDS[load.traffic, load.wire]
     by_capacity = f"{load.capacity:,} sessions a pod" if load.capacity else "no bound"
@@ -150,7 +150,7 @@ def plan_command(
         raise click.UsageError(f"--traffic {traffic} was measured over {measured}, not over {wire}")
     if not math.isfinite(rate):
         raise click.UsageError(f"--rate takes a number of units a second, not {rate}")
-    load = Load(
+    load = FleetLoad(
         traffic=traffic, wire=wire, streams=streams, rate=rate, tls=tls, share=share, memory=memory << 20, capacity=capacity,
         zones=zones, surge=surge,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli.main import program
-from gateway.cli.plan import KIB, MICROSECONDS, TLS, Load, plan
+from gateway.cli.plan import KIB, MICROSECONDS, TLS, FleetLoad, plan
 
 DOCS = Path(__file__).parents[3] / "docs"
 PERFORMANCE = (DOCS / "explanation/performance.md").read_text(encoding="utf-8")
@@ -45,40 +45,40 @@ def test_memory_and_tls_are_what_was_measured() -> None:
 
 
 def test_paced_tokens_are_bound_by_cpu() -> None:
-    made = plan(Load(traffic="tokens", wire="http1", streams=1_000_000, rate=50, zones=1, surge=0))
+    made = plan(FleetLoad(traffic="tokens", wire="http1", streams=1_000_000, rate=50, zones=1, surge=0))
     # 50 million tokens a second, 46.9 us each
     assert made.cores == pytest.approx(2345)
     assert (made.by_cpu, made.by_memory, made.pods) == (3909, 10, 3909)
 
 
 def test_the_load_of_one_core_is_one_pod_and_a_little_more_is_two() -> None:
-    assert plan(Load(traffic="infer", wire="http1", streams=1, rate=0.6e6 / 25.9)).needed == 1
-    assert plan(Load(traffic="infer", wire="http1", streams=1, rate=0.6e6 / 25.9 + 1)).needed == 2
+    assert plan(FleetLoad(traffic="infer", wire="http1", streams=1, rate=0.6e6 / 25.9)).needed == 1
+    assert plan(FleetLoad(traffic="infer", wire="http1", streams=1, rate=0.6e6 / 25.9 + 1)).needed == 2
 
 
 def test_silent_streams_are_bound_by_memory_and_sessions_by_capacity() -> None:
-    silent = Load(traffic="duplex", wire="websocket", streams=1_000_000, rate=0)
+    silent = FleetLoad(traffic="duplex", wire="websocket", streams=1_000_000, rate=0)
     assert (plan(silent).by_cpu, plan(silent).by_memory) == (1, 10)
-    held = Load(traffic="tokens", wire="http1", streams=1000, rate=20, capacity=64)
+    held = FleetLoad(traffic="tokens", wire="http1", streams=1000, rate=20, capacity=64)
     assert (plan(held).by_cpu, plan(held).by_capacity, plan(held).needed) == (2, 16, 16)
 
 
 @pytest.mark.parametrize(("zones", "more"), [(1, 0), (2, 10), (3, 5), (4, 4)])
 def test_without_a_zone_the_others_carry_everything(zones: int, more: int) -> None:
-    made = plan(Load(traffic="tokens", wire="http1", streams=10, rate=0, capacity=1, zones=zones))
+    made = plan(FleetLoad(traffic="tokens", wire="http1", streams=10, rate=0, capacity=1, zones=zones))
     assert (made.needed, made.for_a_zone, made.pods) == (10, more, 10 + more + 1)
     if zones > 1:
         assert (made.needed + made.for_a_zone) * (zones - 1) / zones >= made.needed
 
 
 def test_tls_and_the_share_of_a_core_count() -> None:
-    clear = Load(traffic="infer", wire="http2", streams=1, rate=1e6)
+    clear = FleetLoad(traffic="infer", wire="http2", streams=1, rate=1e6)
     assert plan(clear).by_cpu == 70  # 41.5 cores, of which each pod has 0.6
-    assert plan(Load(**{**vars_of(clear), "tls": True})).by_cpu == 93
-    assert plan(Load(**{**vars_of(clear), "share": 100})).by_cpu == 42
+    assert plan(FleetLoad(**{**vars_of(clear), "tls": True})).by_cpu == 93
+    assert plan(FleetLoad(**{**vars_of(clear), "share": 100})).by_cpu == 42
 
 
-def vars_of(load: Load) -> dict[str, object]:
+def vars_of(load: FleetLoad) -> dict[str, object]:
     return {name: getattr(load, name) for name in ("traffic", "wire", "streams", "rate")}
 
 
