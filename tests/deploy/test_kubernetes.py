@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -202,9 +203,24 @@ def test_the_pods_command_serves_with_nothing_to_write_to_but_tmp(
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert served.ask("GET", container(documents)[probe]["httpGet"]["path"])[0] == 200
         assert sums(served) == {"OUTPUT0": [6, 9], "OUTPUT1": [4, 5]}
+        if HAS_ALL:
+            scraped = ask_port(metrics, "/metrics")
+            query = only(built("overlays/keda"), "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
+            assert [name for name in re.findall(r"everywire_\w+", query) if f'{name}{{model="sums"}}' not in scraped] == []
         served.terminate()
         assert served.await_event("drain report")["clean"]
         assert served.ended() == 0
+
+
+def ask_port(port: int, path: str) -> str:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return answer.read().decode()
+    finally:
+        connection.close()
 
 
 def test_there_nothing_can_be_written_but_tmp(tmp_path: Path, restricted: Callable[..., list[str]]) -> None:
