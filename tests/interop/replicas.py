@@ -46,16 +46,16 @@ def held(prompt: Prompt) -> Iterator[str]:
 
 
 async def flood(prompt: Prompt) -> AsyncIterator[str]:
-    # 64 MiB; the file of that name has a byte for each token that was made, and an E in the end
+    # 128 MiB; the file of that name has a byte for each token that was made, and an E in the end
     with open(prompt.text, "ab", buffering=0) as made:
         try:
-            for _ in range(1024):
+            for _ in range(2048):
                 yield "x" * 65536
                 made.write(b".")
         finally:
             made.write(b"E")
 """
-FLOOD = 1024
+FLOOD = 2048
 TENSOR = {"datatype": "INT64", "shape": [2]}
 SUM = {"inputs": [{"name": "INPUT0", "data": [5, 7], **TENSOR}, {"name": "INPUT1", "data": [1, 2], **TENSOR}]}
 

@@ -21,7 +21,7 @@ from tests.interop.grpc_frames import SERVICE, infer_answer, infer_request
 from tests.interop.replicas import FLOOD, Envoy, Front, Held, Load, Nginx, Replica, ask, replicas_in, until
 
 CLIENT = "203.0.113.7"
-MiB = 1 << 20
+KiB, MiB = 1 << 10, 1 << 20
 STILL = 50
 """Looks, one after the other, at which a model that stands still has made nothing more."""
 
@@ -72,7 +72,10 @@ def test_a_client_that_stops_reading_stops_its_model_and_one_that_leaves_ends_it
     made = tmp_path / "made"
     made.touch()
     body = json.dumps({"inputs": str(made), "stream": True, "parameters": {"max_new_tokens": 2 * FLOOD}})
-    with socket.create_connection(("127.0.0.1", front.port), 60) as client:
+    with socket.socket() as client:
+        client.settimeout(60)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KiB)  # or the kernel makes it tens of MiB
+        client.connect(("127.0.0.1", front.port))
         head = f"POST /predictions/flood HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall((head + body).encode())
         assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
