@@ -71,12 +71,13 @@ def test_a_token_leaves_before_the_next_one_is_made(front: Front, tmp_path: Path
 def test_a_client_that_stops_reading_stops_its_model_and_one_that_leaves_ends_it(front: Front, tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.touch()
-    body = json.dumps({"inputs": str(made), "stream": True, "parameters": {"max_new_tokens": 2 * FLOOD}})
+    # OpenAI's stream, whose end does not say the whole text again: nothing but what waits is held
+    body = json.dumps({"model": "flood", "prompt": str(made), "stream": True, "max_tokens": 2 * FLOOD})
     with socket.socket() as client:
         client.settimeout(60)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KiB)  # or the kernel makes it tens of MiB
         client.connect(("127.0.0.1", front.port))
-        head = f"POST /predictions/flood HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall((head + body).encode())
         assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
         seen = [-1] * STILL
