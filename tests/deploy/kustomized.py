@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from gateway.config import Config, LimitsConfig
 from gateway.config.text import parse_duration, parse_size
 from models.spec import LOAD_TIMEOUT
 from tests.deploy.platforms import ROOT
@@ -53,18 +52,6 @@ def settings(documents: list[Any]) -> dict[str, Any]:
     """The configuration file of a build."""
     (text,) = only(documents, "ConfigMap")["data"].values()
     return tomllib.loads(text)
-
-
-def unknown_today(text: str) -> str:
-    """The configuration file without the settings of it that this version does not have."""
-    if not hasattr(Config(), "metrics"):
-        text = re.sub(r"^\[metrics\]\n(?:[^\[\n].*\n|\n)*", "", text, flags=re.MULTILINE)
-    if not hasattr(LimitsConfig(), "connection_age"):
-        text = re.sub(r"^connection_age = .*\n", "", text, flags=re.MULTILINE)
-    return text
-
-
-HAS_ALL = hasattr(Config(), "metrics") and hasattr(LimitsConfig(), "connection_age")
 
 
 def size(text: str) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.config.load import resolve
 from tests.deploy import read_only
-from tests.deploy.kustomized import BUILDS, HAS_ALL, built, contradictions, only, schema, settings, unknown_today
+from tests.deploy.kustomized import BUILDS, built, contradictions, only, schema, settings
 from tests.deploy.platforms import ROOT, Container, Image
 from tests.deploy.test_manifests import sums
 from tests.docs.pages import skip_or_fail
@@ -156,11 +156,9 @@ def test_the_page_has_the_times_of_the_manifests() -> None:
     )
 
 
-@pytest.mark.skipif(not HAS_ALL, reason="metrics.port and limits.connection_age are not settings of this version yet")
 @pytest.mark.parametrize("name", BUILDS)
 def test_every_setting_of_the_file_is_one(name: str, tmp_path: Path) -> None:
     (text,) = only(built(name), "ConfigMap")["data"].values()
-    assert unknown_today(text) == text
     file = tmp_path / "everywire.toml"
     file.write_text(text)
     resolve(file=file, environ={}, overrides={})
@@ -188,11 +186,10 @@ def test_the_pods_command_serves_with_nothing_to_write_to_but_tmp(
     config = tmp_path / "config"
     config.mkdir()
     ((name, text),) = only(documents, "ConfigMap")["data"].items()
-    (config / name).write_text(unknown_today(text))
+    (config / name).write_text(text)
     port, metrics = free_port(), free_port()
     environ = {"EVERYWIRE_LISTEN__PORT": str(port), "EVERYWIRE_LISTEN__HOST": "127.0.0.1", "HOME": "/home/everywire"}
-    if HAS_ALL:
-        environ |= {"EVERYWIRE_METRICS__PORT": str(metrics), "EVERYWIRE_METRICS__HOST": "127.0.0.1"}
+    environ |= {"EVERYWIRE_METRICS__PORT": str(metrics), "EVERYWIRE_METRICS__HOST": "127.0.0.1"}
     command = IMAGE.command(container(documents)["args"])
     with Container(command, tmp_path, environ, port=port, within=restricted(_etc_everywire=config)) as served:
         assert served.await_event("serving")["models"] == ["sums"]
@@ -203,10 +200,9 @@ def test_the_pods_command_serves_with_nothing_to_write_to_but_tmp(
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert served.ask("GET", container(documents)[probe]["httpGet"]["path"])[0] == 200
         assert sums(served) == {"OUTPUT0": [6, 9], "OUTPUT1": [4, 5]}
-        if HAS_ALL:
-            scraped = ask_port(metrics, "/metrics")
-            query = only(built("overlays/keda"), "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
-            assert [name for name in re.findall(r"everywire_\w+", query) if f'{name}{{model="sums"}}' not in scraped] == []
+        scraped = ask_port(metrics, "/metrics")
+        query = only(built("overlays/keda"), "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
+        assert [name for name in re.findall(r"everywire_\w+", query) if f'{name}{{model="sums"}}' not in scraped] == []
         served.terminate()
         assert served.await_event("drain report")["clean"]
         assert served.ended() == 0

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from models.spec import LOAD_TIMEOUT
-from tests.deploy.kustomized import HAS_ALL
 from tests.deploy.platforms import ROOT, Container, Image, in_force
 from tests.docs.pages import blocks
 from tests.ports import free_port
@@ -60,10 +59,8 @@ def container() -> Any:
 
 
 def environ() -> dict[str, str]:
-    """The variables of the pod, those that are settings of this version."""
-    named = {variable["name"]: variable["value"] for variable in container()["env"]}
-    later = () if HAS_ALL else ("EVERYWIRE_METRICS__", "EVERYWIRE_LIMITS__CONNECTION_AGE")
-    return {name: value for name, value in named.items() if not (later and name.startswith(later))}
+    """The variables of the pod."""
+    return {variable["name"]: variable["value"] for variable in container()["env"]}
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

@@ -15,7 +15,7 @@ import yaml
 
 from gateway.client import BrokenOff, lmi, open_client
 from gateway.errors import TransportLost
-from tests.deploy.kustomized import FOLDER, unknown_today
+from tests.deploy.kustomized import FOLDER
 from tests.deploy.platforms import ROOT, Container, Image
 from tests.ports import free_port
 
@@ -58,7 +58,7 @@ class Pod(Container):
         self.spec: Any = deployment["spec"]["template"]["spec"]
         (self.container,) = self.spec["containers"]
         self.folder = folder
-        text = unknown_today((FOLDER / "base" / "everywire.toml").read_text(encoding="utf-8"))
+        text = (FOLDER / "base" / "everywire.toml").read_text(encoding="utf-8")
         text = re.sub(r"\[models\.sums\]\n(?:.+\n)+", f'[models.held]\nfactory = "life:model"\ncapacity = {STREAMS}\n', text)
         assert "models.held" in text
         (folder / "everywire.toml").write_text(text)
@@ -73,8 +73,6 @@ class Pod(Container):
             "PYTHONPATH": f"{ROOT}:{folder}",
             "FOLDER": str(folder),
         }
-        if text.find("[metrics]") < 0:
-            del environ["EVERYWIRE_METRICS__PORT"]
         super().__init__(Image(ROOT / "deploy" / "Dockerfile").command(args), folder, environ, port=port)
 
     def probe(self, name: str) -> bool:
