@@ -299,15 +299,18 @@ class Step:
         try:
             return fn()
         finally:
-            self._leave()
+            try:
+                self._leave()
+            except StepCancelled:  # it has come here, and comes once
+                self._leave()
 
     def _leave(self) -> None:
-        # the exception may come wherever Python code runs, here too: but once, and none after this
-        while self._inside:
-            with suppress(StepCancelled), self._lock:
-                self._inside = False
+        with self._lock:
+            self._inside = False
         if self._interrupted:
-            _raise_in(self.thread, None)  # one that has not come yet is not for the thread's next step
+            # One that has not come yet comes with the next call of a function, and not in the thread's next step. It is not
+            # taken back: CPython (3.11, 3.12) would look for it in all threads then, at each call, and never find it.
+            _nothing()
 
     def interrupt(self) -> None:
         """Raises StepCancelled in the Python code that its thread is in, once. One that is in a call of C goes on there
@@ -315,7 +318,7 @@ class Step:
         with self._lock:
             if self._inside and not self._interrupted:
                 self._interrupted = True
-                _raise_in(self.thread, StepCancelled)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(StepCancelled))
 
 
 def stack_of(steps: Iterable[Step]) -> str:
@@ -325,14 +328,8 @@ def stack_of(steps: Iterable[Step]) -> str:
     return "\n".join(stacks)[-_STACK:]
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Has a thread raise this exception when it next runs Python code; None: it raises none that it has not raised yet."""
-    what = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
-
-
 def _nothing() -> None:
-    """Gives back memory that nobody counts."""
+    """Does nothing."""
 
 
 class StepHolder:
