@@ -29,7 +29,8 @@ from models.spec import ModelSpec
 def main() -> None:
     descriptor, parent, memory_limit = map(int, sys.argv[1:4])
     bind_to_parent(parent)
-    loop, memory = sys.argv[4], SharedMemory.of_descriptors(*map(int, sys.argv[5:]))
+    loop, descriptors = sys.argv[4], [*map(int, sys.argv[5:])]
+    memory = SharedMemory.of_descriptors(*descriptors) if descriptors else None
     if memory_limit:
         limit_memory(memory_limit)
     logging.getLogger().setLevel(logging.INFO)  # what of it is written, the gateway's log says
@@ -40,7 +41,7 @@ def main() -> None:
         trio.run(_serve, ours, memory)
 
 
-def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory) -> None:
+def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory | None) -> None:
     import asyncio  # the others do without
 
     from gateway.instances.asyncio_child import serve_on_asyncio
@@ -49,7 +50,7 @@ def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory) -> None:
     asyncio.run(serve_on_asyncio(ours, Hello(version()), _describe, memory))
 
 
-async def _serve(ours: socket.socket, memory: SharedMemory) -> None:
+async def _serve(ours: socket.socket, memory: SharedMemory | None) -> None:
     pipe = Pipe(SocketStream(ours), memory=memory)
     pipe.post(Hello(version()))
     await TrioChild(pipe, _describe).run()

@@ -129,7 +129,7 @@ def _begin(plan: ProcessPlan, *, at_once: bool = False) -> _Kept:
     except OSError as e:
         bodies.close()
         raise ConfigError(f"{whose}: its process cannot be started: {e.strerror}") from None
-    return _Kept(partial(_start, bodies=bodies), process, process.close if at_once else process.end_here, bodies)
+    return _Kept(None, process, process.close if at_once else process.end_here, bodies)
 
 
 def _spec_of(described: Described, describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept) -> ModelSpec:
@@ -207,13 +207,13 @@ class _Kept:
 
     def __init__(
         self,
-        start: Start,
+        start: Start | None = None,
         process: Process | None = None,
         end: Callable[[], object] = lambda: None,
         bodies: Arena | None = None,
     ) -> None:
-        """`end` ends the process."""
-        self.start, self._process, self.frames = start, process, Frames()
+        """`end` ends the process. Without `start` instances are processes of this machine."""
+        self._started_by, self._process, self.frames = start, process, Frames()
         """And what that process has said."""
         self.bodies = bodies
         """Where bodies for the model are received, whichever of its processes is to have them; None: anywhere."""
@@ -237,8 +237,21 @@ class _Kept:
         """Ends it, and its memory, unless somebody has taken it."""
         if self._end.alive:
             self._end()
-            if self.bodies is not None:
-                self.bodies.close()
+            self.close()
+
+    def start(self, plan: ProcessPlan) -> Elsewhere:
+        """Starts an instance."""
+        if self._started_by is not None:
+            return self._started_by(plan)
+        if self.bodies is None:
+            self.bodies = Arena.create(plan.shared_memory)
+        return _start(plan, self.bodies)
+
+    def close(self) -> None:
+        """The model is not loaded any more: nobody's bodies are received for it."""
+        bodies, self.bodies = self.bodies, None
+        if bodies is not None:
+            bodies.close()
 
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
@@ -354,15 +367,13 @@ async def _loading(
             model = Instances(describe, plans, care, kept, spec, nursery)
             for number in range(len(plans)):
                 nursery.start_soon(model.keep, number)
+            await model.loaded()
             if kept.bodies is not None:
                 nursery.start_soon(give_back_idle, kept.bodies)
-            await model.loaded()
             yield model
             nursery.cancel_scope.cancel()
     finally:
-        for _ in range(2):  # what was used until now, too; a gibibyte in some 100 ms
-            while kept.bodies is not None and kept.bodies.give_back():
-                pass
+        kept.close()
 
 
 class _Elsewhere:

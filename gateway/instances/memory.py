@@ -125,10 +125,10 @@ class Arena:
         return _used(self.descriptor) if self._close.alive else 0
 
     def take(self, n: int) -> memoryview | None:
-        """Writable memory of n bytes, at least one, not cleared; None where there is no room."""
+        """Writable memory of n bytes, at least one, not cleared; None where there is no room, or it is closed."""
         with self._turn:
             self._collect()
-            start = self._ranges.take(n)
+            start = self._ranges.take(n) if self._mapping is not None else None
         return None if start is None else self._lent(start, n)
 
     def take_all(self, sizes: Sequence[int], wake: Callable[[], None]) -> list[memoryview] | None:

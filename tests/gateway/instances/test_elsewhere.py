@@ -20,7 +20,7 @@ PATIENCE = 60
 
 
 def of_this_machine() -> Start:
-    return lambda plan: Process.start(plan, str(plan.memory_limit))
+    return lambda plan: Process.start(plan, str(plan.memory_limit), plan.loop)
 
 
 def in_memory() -> Start:

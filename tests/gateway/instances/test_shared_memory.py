@@ -204,6 +204,7 @@ async def test_a_stopped_process_whose_memory_is_full_keeps_nobody_else_waiting(
             assert not statuses
             os.kill(pid, signal.SIGKILL)
         assert statuses == [503] * 5
+        await ready(memory, but=[pid])
         await until(lambda: status(memory).state is State.READY)
         assert status(memory).crashes <= 1
         assert (await answer(memory, np.ones(2**16))).status == 200

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from gateway.core.outbound import Outbound
 from gateway.errors import Ending
 from gateway.instances.child import Child
 from gateway.instances.instance import Instance
-from gateway.instances.messages import Cancel, Message
+from gateway.instances.messages import Cancel
 from gateway.instances.pipe import SessionLine
 from gateway.net.readiness import Poller
 from gateway.testing.log_capture import errors_logged
@@ -232,23 +231,9 @@ def _sessions_of_a_dead_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Instance, "_lose_all", lose)
 
 
-def _nonsense_is_nothing(patch: pytest.MonkeyPatch) -> None:
-    take = Instance._take
-
-    def taken(self: Instance, message: Message) -> None:
-        with suppress(ValueError):
-            take(self, message)
-
-    patch.setattr(Instance, "_take", taken)
-
-
 def _cancel_not_told(patch: pytest.MonkeyPatch) -> None:
     take = Child.take
     patch.setattr(Child, "take", lambda self, message: None if type(message) is Cancel else take(self, message))
-
-
-def _credit_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SessionLine, "_give_back", _without_every(5, SessionLine._give_back))
 
 
 def _credit_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -283,9 +268,7 @@ PLANTED: Sequence[tuple[Callable[[pytest.MonkeyPatch], None], range]] = (
     (_patience_without_end, range(5)),
     (_floods_without_end, range(7, 11)),
     (_sessions_of_a_dead_process, range(20)),
-    (_nonsense_is_nothing, range(40)),
     (_cancel_not_told, range(20)),
-    (_credit_kept, range(20)),
     (_credit_for_all, range(20)),
     (_stopped_and_left_alone, range(40)),
     (_process_kept, range(20)),
