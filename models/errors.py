@@ -69,10 +69,15 @@ def contain_interrupts() -> None:
 
 _cancelled: contextvars.ContextVar[type[BaseException]] = contextvars.ContextVar("models_cancelled", default=trio.Cancelled)
 
-cancelled = _cancelled.get
-"""The exception that is raised where a task waits that is cancelled: Trio's, unless `set_cancelled` has said another one."""
-set_cancelled = _cancelled.set
-"""Says so for this context and the tasks that it starts. For `models.blocking.set_loop`."""
+
+def cancelled() -> type[BaseException]:
+    """The exception that is raised where a cancelled task waits: Trio's, unless `set_cancelled` has said another one."""
+    return _cancelled.get()
+
+
+def set_cancelled(kind: type[BaseException]) -> None:
+    """Says so for this context and the tasks that it starts. For `models.blocking.set_loop`."""
+    _cancelled.set(kind)
 
 
 def is_failure(error: BaseException) -> bool:
