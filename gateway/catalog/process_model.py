@@ -216,7 +216,7 @@ class _Kept:
         self._started_by, self._process, self.frames = start, process, Frames()
         """And what that process has said."""
         self.bodies = bodies
-        """Where bodies for the model are received, whichever of its processes is to have them; None: anywhere."""
+        """The memory for bodies that the process sees, until its first load has it."""
         self._end = weakref.finalize(self, end)
         self.starts = Counter[int]()
         """Starts of each instance since the model came into service."""
@@ -237,21 +237,20 @@ class _Kept:
         """Ends it, and its memory, unless somebody has taken it."""
         if self._end.alive:
             self._end()
-            self.close()
+            if self.bodies is not None:
+                self.bodies.close()
 
-    def start(self, plan: ProcessPlan) -> Elsewhere:
-        """Starts an instance."""
+    def bodies_for(self, plan: ProcessPlan) -> Arena | None:
+        """Memory for bodies, for one load: that of the process, once, or else new. OSError where there can be none."""
+        bodies, self.bodies = self.bodies, None
+        return Arena.create(plan.shared_memory) if bodies is None and self._started_by is None else bodies
+
+    def start(self, plan: ProcessPlan, bodies: Arena | None) -> Elsewhere:
+        """Starts an instance, which sees these bodies."""
         if self._started_by is not None:
             return self._started_by(plan)
-        if self.bodies is None:
-            self.bodies = Arena.create(plan.shared_memory)
-        return _start(plan, self.bodies)
-
-    def close(self) -> None:
-        """The model is not loaded any more: nobody's bodies are received for it."""
-        bodies, self.bodies = self.bodies, None
-        if bodies is not None:
-            bodies.close()
+        assert bodies is not None
+        return _start(plan, bodies)
 
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
@@ -362,18 +361,20 @@ class _Heard:
 async def _loading(
     describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept, spec: ModelSpec
 ) -> AsyncIterator[Model]:
+    bodies = kept.bodies_for(plans[0])
     try:
         async with trio.open_nursery() as nursery:
-            model = Instances(describe, plans, care, kept, spec, nursery)
+            model = Instances(describe, plans, care, kept, bodies, spec, nursery)
             for number in range(len(plans)):
                 nursery.start_soon(model.keep, number)
+            if bodies is not None:
+                nursery.start_soon(give_back_idle, bodies)
             await model.loaded()
-            if kept.bodies is not None:
-                nursery.start_soon(give_back_idle, kept.bodies)
             yield model
             nursery.cancel_scope.cancel()
     finally:
-        kept.close()
+        if bodies is not None:
+            bodies.close()
 
 
 class _Elsewhere:
@@ -398,9 +399,12 @@ class Instances:
         plans: Sequence[ProcessPlan],
         care: _Care,
         kept: _Kept,
+        bodies: Arena | None,
         spec: ModelSpec,
         nursery: trio.Nursery,
     ) -> None:
+        """`bodies` is where bodies for the model are best received; None: anywhere."""
+        self._bodies = bodies
         self._describe, self._plans, self._spec, self._kept = describe, plans, spec, kept
         self._care, self._nursery = care, nursery
         self._there: dict[int, Instance] = {}
@@ -464,7 +468,7 @@ class Instances:
         described = process is not None
         self._kept.starts[number] += 1
         try:
-            process = process or self._kept.start(self._plans[number])
+            process = process or self._kept.start(self._plans[number], self._bodies)
         except OSError as e:
             return e, 0, False
         frames = self._kept.frames if described else None
@@ -549,7 +553,7 @@ class Instances:
     @property
     def __model_bodies__(self) -> Arena | None:
         """Where whole bodies for it are best received: its processes see them there. By a name as above."""
-        return self._kept.bodies
+        return self._bodies
 
     def _attempted(self, number: int) -> None:
         self._unattempted.discard(number)

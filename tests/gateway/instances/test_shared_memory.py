@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from gateway.instances import pipe
+from gateway.instances.memory import Arena
 from gateway.testing import MemoryGateway
 from gateway.workers.states import State
 from tests.gateway.instances.test_process_models import (
@@ -208,3 +209,17 @@ async def test_a_stopped_process_whose_memory_is_full_keeps_nobody_else_waiting(
         await until(lambda: status(memory).state is State.READY)
         assert status(memory).crashes <= 1
         assert (await answer(memory, np.ones(2**16))).status == 200
+
+
+async def test_after_a_reload_bodies_are_still_received_where_the_processes_see_them() -> None:
+    async with serving(m=there("identity")) as memory:
+        old = await ready(memory)
+        before = memory.gateway.supervisor.workers["m"].body_memory
+        await memory.gateway.reload("m", patience=1)
+        await ready(memory, but=old)
+        await until(lambda: not any(map(alive, old)))
+        now = memory.gateway.supervisor.workers["m"].body_memory
+        assert isinstance(now, Arena)
+        assert now is not before
+        assert (await answer(memory, np.ones(2**16))).status == 200
+        assert now.used_bytes >= 2**19  # the tensor was there
