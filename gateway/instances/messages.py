@@ -480,14 +480,14 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
     raise TypeError(f"{kind.__name__} is no message of a model")
 
 
-def large_of(item: Item) -> list[Buffer]:
+def large_of(item: Item) -> Sequence[Buffer]:
     """What of an item goes through shared memory, where there is some."""
-    match item:
-        case Tensors():
-            return [array.data for array in item.arrays if len(array.data) >= SMALLEST]
-        case PartSaid() if len(item.data) >= SMALLEST:
-            return [item.data]
-    return []
+    kind = type(item)
+    if kind is Text:
+        return ()
+    if kind is Tensors:
+        return [array.data for array in item.arrays if len(array.data) >= SMALLEST]
+    return [item.data] if kind is PartSaid and len(item.data) >= SMALLEST else ()
 
 
 def lent_in(item: Item, blocks: Sequence[Block]) -> Item:
@@ -506,9 +506,9 @@ def lent_in(item: Item, blocks: Sequence[Block]) -> Item:
 def message_of(item: Item, window: Window | None = None) -> tuple[Any, int]:
     """The message that an item carries, and the bytes that it costs. ValueError for one that cannot be, as where it has
     blocks of no `window`, or wrong ones."""
+    if type(item) is Text:
+        return Token(text=(text := item.text), id=item.id, log_prob=item.log_prob), len(text)
     match item:
-        case Text():
-            return Token(text=item.text, id=item.id, log_prob=item.log_prob), len(item.text)
         case Said(token=Token() as token):
             return token, len(token.text) + len(token.data)
         case Said(finish=Finish() as finish):

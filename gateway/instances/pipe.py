@@ -36,6 +36,7 @@ from models.blocking import running_loop
 from protocols.events import Buffer
 
 _READ = 256 * 1024  # bytes of one look at the socket
+_HALF, _HALF_BYTES = MESSAGES_AHEAD // 2, BYTES_AHEAD // 2  # of what may be ahead: so much is told at once
 
 
 class BrokenPipe(Exception):
@@ -173,11 +174,10 @@ class SessionLine:
         """A message of the session. ValueError where it cannot be, or was sent without credit."""
         memory = self._pipe.memory
         message, size = message_of(item, None if memory is None else memory.window)
-        beyond = self._here_bytes and self._here_bytes + size > BYTES_AHEAD
-        if self._here >= MESSAGES_AHEAD or beyond or self.said_all:
+        here, here_bytes = self._here, self._here_bytes
+        if here >= MESSAGES_AHEAD or (here_bytes and here_bytes + size > BYTES_AHEAD) or self.said_all:
             raise ValueError(f"session {self.number}: a message without credit")
-        self._here += 1
-        self._here_bytes += size
+        self._here, self._here_bytes = here + 1, here_bytes + size
         self._arrived.append((message, size))
         self._bell.ring()
 
@@ -212,8 +212,12 @@ class SessionLine:
 
     def take_at_once(self) -> Any:
         """The next message, where there is one; None otherwise."""
-        if self._taking >= 0:
-            self._has_taken()
+        if (size := self._taking) >= 0:  # the one before it is taken
+            self._taken += 1
+            self._taken_bytes += size
+            self._taking = -1
+            if self._taken >= _HALF or self._taken_bytes >= _HALF_BYTES:
+                self._give_back()
         if not self._arrived:
             return None
         message, self._taking = self._arrived.popleft()
@@ -285,13 +289,6 @@ class SessionLine:
         self._pipe.post_encoded(data)
         self._ahead += 1
         self._ahead_bytes += size
-
-    def _has_taken(self) -> None:
-        self._taken += 1
-        self._taken_bytes += self._taking
-        self._taking = -1
-        if self._taken * 2 >= MESSAGES_AHEAD or self._taken_bytes * 2 >= BYTES_AHEAD:
-            self._give_back()
 
     def _give_back(self) -> None:
         if self._taken and not self.over:
