@@ -39,6 +39,9 @@ FOLLOWED = {
     "docs/tutorial/first-model.md": "tests/docs/test_tutorial.py",
     "docs/tutorial/test-your-model.md": "tests/docs/test_stories.py",
     "docs/howto/clients.md": "tests/docs/test_clients.py",
+    "docs/howto/clients-aws.md": "tests/docs/test_clients.py",
+    "docs/howto/clients-tensors.md": "tests/docs/test_clients.py",
+    "docs/howto/clients-text.md": "tests/docs/test_clients.py",
     "docs/howto/deploy.md": "tests/deploy/test_manifests.py",
     "docs/howto/sagemaker.md": "tests/docs/test_sagemaker.py",
 }

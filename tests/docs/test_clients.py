@@ -1,4 +1,4 @@
-"""Follows the page about clients, each section against one server; a section whose client is absent is skipped."""
+"""Follows the pages about clients, each section against one server. Skips a section whose client is not installed."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,8 @@ import pytest
 
 from tests.docs.pages import Reader, blocks, lacking, skip_or_fail
 
-PAGE = blocks("docs/howto/clients.md")
+PAGES = ["docs/howto/clients.md", "docs/howto/clients-text.md", "docs/howto/clients-tensors.md", "docs/howto/clients-aws.md"]
+PAGE = [block for page in PAGES for block in blocks(page)]
 START = "Start a gateway"
 SECTIONS = [section for section in dict.fromkeys(block.section for block in PAGE) if section != START]
 
