@@ -482,12 +482,11 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
 
 def large_of(item: Item) -> Sequence[Buffer]:
     """What of an item goes through shared memory, where there is some."""
-    kind = type(item)
-    if kind is Text:
+    if type(item) is Text:  # most are
         return ()
-    if kind is Tensors:
+    if isinstance(item, Tensors):
         return [array.data for array in item.arrays if len(array.data) >= SMALLEST]
-    return [item.data] if kind is PartSaid and len(item.data) >= SMALLEST else ()
+    return [item.data] if isinstance(item, PartSaid) and len(item.data) >= SMALLEST else ()
 
 
 def lent_in(item: Item, blocks: Sequence[Block]) -> Item:

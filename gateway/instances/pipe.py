@@ -8,7 +8,7 @@ once where the reader waits for more. A session without credit waits by itself; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol, final
 
 import trio
@@ -260,7 +260,7 @@ class SessionLine:
             raise trio.ClosedResourceError("the session is over")
         self._send(item, size)
 
-    async def _send_large(self, memory: SharedMemory, item: Item, size: int, large: list[Buffer]) -> None:
+    async def _send_large(self, memory: SharedMemory, item: Item, size: int, large: Sequence[Buffer]) -> None:
         places = None
         try:
             while not self.over and not (self._has_room(size) and (places := memory.places(large, self._room.wake))):
