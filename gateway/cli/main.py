@@ -38,6 +38,8 @@ _log = logging.getLogger("gateway.cli")
 
 _WIRES = ("lmi", "openai", "v2", "generate", "grpc", "invoke", "stream", "bidi", "websocket", "container")
 """As `gateway.cli.call.plan.CallWire` has them, which is imported too late for a choice."""
+_FLEETS = ("zone", "cell", "rollout", "storm", "age", "all")
+"""As `gateway.testing.fleet.scenarios.SCENARIOS` has them, and all of them."""
 
 
 _EPILOG = f"""
@@ -196,19 +198,27 @@ Examples:
   everywire simulate --seeds 17..17 --trace trace.txt
                                               one seed, and all that happened
   everywire simulate --seeds 0..999 --json    one JSON object a seed, and one for all of them
+  everywire simulate --fleet zone --seeds 0..9
+                                              1,000 gateways in numbers: a zone is lost
 """,
 )
 @click.option("--seeds", default="0..99", show_default=True, metavar="A..B", help="The first and the last.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write every event there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option("--twice", is_flag=True, help="Play each seed twice and demand the same trace.")
+@click.option(
+    "--fleet", type=click.Choice(_FLEETS), metavar="SCENARIO", help=f"Play a fleet in numbers: {', '.join(_FLEETS)}."
+)
 @click.pass_obj
-def simulate(given: CommandLine, seeds: str, trace: Path | None, as_json: bool, twice: bool) -> None:
+def simulate(given: CommandLine, seeds: str, trace: Path | None, as_json: bool, twice: bool, fleet: str | None) -> None:
     """Play whole gateways in memory: clients on every wire, models and a network, all with faults, which a seed decides.
 
     At every step the promises are checked: messages in order and none lost, one ending for each exchange, nothing held
     for ever, no neighbour harmed, drains that end. A failure prints the command that shows it again; the exit status is
     then 1.
+
+    With --fleet it plays 1,000 gateways as counters, and 170,000 clients: how they find pods again that have room, and
+    when every pod has its part. The size is that of `everywire plan --streams 170000 --rate 50`.
     """
     if given.anything:
         raise click.UsageError("simulate takes only its own options, after its name: see `everywire simulate --help`")
@@ -216,6 +226,12 @@ def simulate(given: CommandLine, seeds: str, trace: Path | None, as_json: bool, 
     if not (found and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
         raise click.UsageError(f"--seeds takes A..B, such as 0..99, not {seeds[:100]!r}")
     check_directory()
+    if fleet is not None:
+        if trace is not None or twice:
+            raise click.UsageError("--fleet has no trace: leave out --trace and --twice")
+        from gateway.cli.simulate_fleet import run
+
+        click.get_current_context().exit(run(fleet, range(int(first), int(last) + 1), click.echo, as_json=as_json))
     from gateway.cli.simulate import Campaign
 
     campaign = Campaign(click.echo, lambda line: click.echo(line, err=True), trace=trace, as_json=as_json, twice=twice)

@@ -133,8 +133,7 @@ class Server:
 
     def leaves_at(self, began: float) -> float:
         """When a connection that began then is old enough for its client to be sent elsewhere (`limits.connection_age`)."""
-        age = self.limits.connection_age
-        return began + age * (1 - _AGE_JITTER * self.chance()) if age else math.inf
+        return leaves_at(began, self.limits.connection_age, self.chance())
 
     def flooded(self, wire: str, kind: str) -> None:
         """A peer did too much of that kind."""
@@ -148,6 +147,12 @@ class Server:
         """Everything that it held is given back."""
         self.connections.discard(connection)
         self.bell.ring()
+
+
+def leaves_at(began: float, age: float, chance: float) -> float:
+    """When a connection that began then is `age` seconds old, less up to a tenth by `chance` from 0 to 1; never where `age`
+    is 0."""
+    return began + age * (1 - _AGE_JITTER * chance) if age else math.inf
 
 
 def _frame_memory(most: int) -> Callable[[int], memoryview | None]:
