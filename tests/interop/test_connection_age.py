@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,66 +12,13 @@ from typing import Any
 import pytest
 
 from tests.interop import served_grpc
+from tests.interop.balancer import Balancer
 from tests.interop.grpc_frames import PATIENCE, SERVICE, infer_request
-from tests.interop.servers import Server, serving
+from tests.interop.servers import serving
 from tests.interop.test_listening import run
 
 INFER, STREAM = f"{SERVICE}/ModelInfer", f"{SERVICE}/ModelStreamInfer"
 AGE = 1.0
-
-
-class Balancer:
-    """One address in front of two servers: a new connection goes to the first one, every later one to the second, as where
-    the second has just been started."""
-
-    def __init__(self, servers: list[Server], *, tls: bool) -> None:
-        self._ports = [server.tls_port if tls else server.port for server in servers]
-        self.ca = servers[0].ca
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.taken: list[int] = []
-        """Which server each connection went to."""
-        self._selector = selectors.DefaultSelector()
-        self._sockets: list[socket.socket] = []
-        self._over = False
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        while not self._over:
-            for key, _ in self._selector.select(0.05):
-                if key.fileobj is self._listener:
-                    self._open()
-                else:
-                    self._forward(key.fileobj, key.data)
-        for sock in self._sockets:
-            sock.close()
-        self._selector.close()
-
-    def _open(self) -> None:
-        client, _ = self._listener.accept()
-        number = min(1, len(self.taken))
-        self.taken.append(number)
-        server = socket.create_connection(("127.0.0.1", self._ports[number]))
-        self._sockets += [client, server]
-        self._selector.register(client, selectors.EVENT_READ, server)
-        self._selector.register(server, selectors.EVENT_READ, client)
-
-    def _forward(self, one: Any, other: socket.socket) -> None:
-        try:
-            if data := one.recv(65536):
-                other.sendall(data)
-                return
-            other.shutdown(socket.SHUT_WR)
-        except OSError:  # one of them is gone: the other is told by its own end
-            pass
-        self._selector.unregister(one)
-
-    def close(self) -> None:
-        self._over = True
-        self._thread.join(PATIENCE)
-        self._listener.close()
 
 
 @contextmanager
