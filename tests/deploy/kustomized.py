@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import yaml
 
 from gateway.config.text import parse_duration, parse_size
@@ -172,4 +173,23 @@ def contradictions(documents: list[Any]) -> list[str]:
 def schema(kind: str) -> Any:
     """The schema of an operator's kind, None where it is Kubernetes' own."""
     file = Path(__file__).parent / "schemas" / f"{kind}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return strict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def strict(schema: Any) -> Any:
+    """The schema with no property allowed that it does not name, as kubectl validates."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    named = schema.get("type") == "object" and "properties" in schema
+    closed = named and not schema.get("x-kubernetes-preserve-unknown-fields")
+    return {**{key: strict(value) for key, value in schema.items()}, **({"additionalProperties": False} if closed else {})}
+
+
+def mistakes(document: Any) -> list[str]:
+    """What is wrong with a manifest of an operator's kind, by the schema of its CRD."""
+    its = schema(document["kind"])
+    kind = its["x-kubernetes-group-version-kind"]
+    assert document["apiVersion"] == f"{kind['group']}/{kind['version']}"
+    return [error.message for error in jsonschema.Draft202012Validator(its).iter_errors(document)]

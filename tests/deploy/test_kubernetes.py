@@ -10,12 +10,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gateway.config.load import resolve
 from tests.deploy import read_only
-from tests.deploy.kustomized import BUILDS, built, contradictions, only, schema, settings
+from tests.deploy.kustomized import BUILDS, built, contradictions, mistakes, only, schema, settings
 from tests.deploy.platforms import ROOT, Container, Image
 from tests.deploy.test_manifests import sums
 from tests.docs.pages import skip_or_fail
@@ -45,9 +44,8 @@ def invalid(documents: Documents, minor: str) -> list[str]:
     """What a cluster of that minor would refuse, field by field."""
     kubernetes, wrong = validator(), []
     for document in documents:
-        own = schema(document["kind"])
-        if own is not None:
-            wrong += [error.message for error in jsonschema.Draft202012Validator(own).iter_errors(document)]
+        if schema(document["kind"]) is not None:
+            wrong += mistakes(document)
             continue
         try:
             kubernetes.validate(document, minor, strict=True)

@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
 from models.spec import LOAD_TIMEOUT
+from tests.deploy.kustomized import mistakes
 from tests.deploy.platforms import ROOT, Container, Image, in_force
 from tests.docs.pages import blocks
 from tests.ports import free_port
@@ -30,23 +30,6 @@ def _manifest(name: str) -> Any:
 
 def manifest(name: str) -> Any:
     return deepcopy(_manifest(name))
-
-
-def strict(schema: Any) -> Any:
-    """The schema with no property allowed that it does not name, as kubectl validates."""
-    if isinstance(schema, list):
-        return [strict(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {"additionalProperties": False} if schema.get("type") == "object" and "properties" in schema else {}
-    return {**{key: strict(value) for key, value in schema.items()}, **closed}
-
-
-def mistakes(document: Any) -> list[str]:
-    schema = json.loads((Path(__file__).parent / "schemas" / f"{document['kind']}.json").read_text(encoding="utf-8"))
-    kind = schema["x-kubernetes-group-version-kind"]
-    assert document["apiVersion"] == f"{kind['group']}/{kind['version']}"
-    return [error.message for error in jsonschema.Draft202012Validator(strict(schema)).iter_errors(document)]
 
 
 def container() -> Any:
