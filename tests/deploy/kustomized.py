@@ -21,7 +21,7 @@ from tests.deploy.platforms import ROOT
 from tests.docs.pages import skip_or_fail
 
 FOLDER = ROOT / "deploy" / "kubernetes"
-BUILDS = ("base", "overlays/gpu", "overlays/keda")
+BUILDS = ("base", "overlays/gpu", "overlays/hpa", "overlays/keda")
 UNLOADING, PROCESS = 5, 256 << 20
 """Seconds after a drain in which models are unloaded; memory of the process beside bodies and models."""
 _SUFFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
@@ -151,23 +151,83 @@ def contradictions(documents: list[Any]) -> list[str]:
                         must(protocols.get(backend["port"]) == wanted, f"the {kind} goes to a port that is not {wanted}")
                     if kind == "HTTPRoute":
                         must(set(rule["timeouts"].values()) == {"0s"}, "the HTTPRoute cuts streams")
+            case "Ingress":
+                wrong += _of_an_ingress(document, service)
             case "ScaledObject":
                 spec = document["spec"]
-                must("replicas" not in deployment["spec"], "the Deployment and KEDA both say how many pods there are")
-                must(spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"], "KEDA scales something else")
-                must(spec["minReplicaCount"] >= 2, "one pod alone")
-                capacity = sum(model["capacity"] for model in config["models"].values())
                 (trigger,) = [trigger["metadata"] for trigger in spec["triggers"]]
-                must(abs(float(trigger["threshold"]) - 0.7 * capacity) < 0.05, f"the threshold is not 0.7 x {capacity}")
-                documented = (ROOT / "docs/reference/observability.md").read_text(encoding="utf-8")
-                named = re.findall(r"everywire_\w+", trigger["query"])
-                must(bool(named) and all(f"`{name}`" in documented for name in named), f"not metrics: {named}")
-                down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
-                must(down["stabilizationWindowSeconds"] == 300, "pods go at once")
-                must(
-                    [(p["type"], p["value"], p["periodSeconds"]) for p in down["policies"]] == [("Pods", 1, 60)], "too fast"
-                )
+                behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+                least, target = spec["minReplicaCount"], trigger["threshold"]
+                wrong += _of_an_autoscaler(spec, least, target, trigger["query"], behavior, deployment, config)
+            case "HorizontalPodAutoscaler":
+                spec = document["spec"]
+                (metric,) = [metric["pods"] for metric in spec["metrics"]]
+                (rule,) = adapter()["rules"]["custom"]
+                must(metric["metric"]["name"] == rule["name"]["as"], f"nobody makes the metric {metric['metric']['name']}")
+                least, target = spec["minReplicas"], metric["target"]["averageValue"]
+                query = rule["seriesQuery"] + rule["metricsQuery"]
+                wrong += _of_an_autoscaler(spec, least, target, query, spec["behavior"], deployment, config)
     return wrong
+
+
+def _of_an_autoscaler(
+    spec: Any, least: int, target: str, query: str, behavior: Any, deployment: Any, config: dict[str, Any]
+) -> list[str]:
+    capacity = sum(model["capacity"] for model in config["models"].values())
+    documented = (ROOT / "docs/reference/observability.md").read_text(encoding="utf-8")
+    named, down = re.findall(r"everywire_\w+", query), behavior["scaleDown"]
+    checks = {
+        "the Deployment and its autoscaler both say how many pods there are": "replicas" not in deployment["spec"],
+        "it scales something else": spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"],
+        "one pod alone": least >= 2,
+        f"the threshold is not 0.7 x {capacity}": abs(float(target) - 0.7 * capacity) < 0.05,
+        f"not metrics: {named}": bool(named) and all(f"`{name}`" in documented for name in named),
+        "pods go at once": down["stabilizationWindowSeconds"] == 300,
+        "too fast": [(p["type"], p["value"], p["periodSeconds"]) for p in down["policies"]] == [("Pods", 1, 60)],
+    }
+    return [said for said, holds in checks.items() if not holds]
+
+
+_NGINX = "nginx.ingress.kubernetes.io/"
+_ANNOTATIONS = {
+    "backend-protocol", "proxy-http-version", "proxy-buffering", "proxy-request-buffering", "proxy-body-size",
+    "proxy-read-timeout", "proxy-send-timeout",
+}  # fmt: skip
+"""Of ingress-nginx's, the ones that a stream needs. It ignores a name that it does not know."""
+_SILENCE = 3600
+"""Seconds for which a stream may be silent."""
+
+
+def _of_an_ingress(document: Any, service: Any) -> list[str]:
+    name, spec = document["metadata"]["name"], document["spec"]
+    said = {key.removeprefix(_NGINX): value for key, value in document["metadata"]["annotations"].items()}
+    protocols = {port["name"]: port["appProtocol"] for port in service["spec"]["ports"]}
+    wanted = {"HTTP": "http", "GRPC": "kubernetes.io/h2c"}.get(said["backend-protocol"])
+    backends = [path["backend"]["service"] for rule in spec["rules"] for path in rule["http"]["paths"]]
+    paths = {(path["path"], path["pathType"]) for rule in spec["rules"] for path in rule["http"]["paths"]}
+    checks = {
+        f"nginx knows no annotations {sorted(said.keys() - _ANNOTATIONS)}": said.keys() <= _ANNOTATIONS,
+        f"the Ingress {name} names another Service": all(b["name"] == service["metadata"]["name"] for b in backends),
+        f"the Ingress {name} goes to a port that is not {wanted}": all(
+            protocols.get(backend["port"]["name"]) == wanted for backend in backends
+        ),
+        f"the Ingress {name} leaves paths out": paths == {("/", "Prefix")},
+        f"the Ingress {name} has hosts without a certificate": {rule["host"] for rule in spec["rules"]}
+        == {host for tls in spec["tls"] for host in tls["hosts"]},
+        f"the Ingress {name} cuts streams": all(
+            int(said.get(f"proxy-{way}-timeout", 60)) >= _SILENCE for way in ("read", "send")
+        ),
+        f"the Ingress {name} bounds uploads": said.get("proxy-body-size") == "0",
+        f"the Ingress {name} gathers what streams": wanted != "http"
+        or (said.get("proxy-buffering"), said.get("proxy-request-buffering")) == ("off", "off"),
+        f"the Ingress {name} opens no WebSocket": wanted != "http" or said.get("proxy-http-version") == "1.1",
+    }
+    return [what for what, holds in checks.items() if not holds]
+
+
+def adapter() -> Any:
+    """What makes the metric of the autoscaler: values for the chart of prometheus-adapter."""
+    return yaml.safe_load((FOLDER / "components/hpa/prometheus-adapter.yaml").read_text(encoding="utf-8"))
 
 
 def schema(kind: str) -> Any:

@@ -66,6 +66,7 @@ def test_a_build_contradicts_nothing(name: str) -> None:
 
 
 def fields(documents: Documents) -> None:
+    """A wrong field in each kind of the build for KEDA."""
     container(documents)["readinessProbes"] = {}
     only(documents, "Service")["spec"]["ports"][0]["port"] = "eighty"
     only(documents, "ScaledObject")["spec"]["minReplicas"] = 2
@@ -77,6 +78,48 @@ def test_a_wrong_field_is_found_in_each_kind() -> None:
     documents = built("overlays/keda")
     fields(documents)
     assert len(invalid(documents, MINORS[0])) == 5
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_a_wrong_field_is_found_in_the_ingress_and_the_autoscaler(minor: str) -> None:
+    documents = built("overlays/hpa")
+    of(documents, "Ingress", "everywire")["spec"]["rules"][0]["http"]["paths"][0]["type"] = "Prefix"
+    of(documents, "Ingress", "everywire-grpc")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["serviceName"] = "x"
+    only(documents, "HorizontalPodAutoscaler")["spec"]["minReplicaCount"] = 2
+    assert len(invalid(documents, minor)) == 3
+
+
+def test_an_operators_field_that_only_its_own_schema_knows_is_checked() -> None:
+    documents = built("overlays/keda")
+    route = only(documents, "HTTPRoute")["spec"]["rules"][0]
+    route["matches"] = [{"path": {"type": "Prefix", "value": "/v2"}}]  # PathPrefix
+    only(documents, "ScaledObject")["spec"]["fallback"]["behavior"] = "always"
+    only(documents, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["scheme"] = "http2"
+    assert [wrong.partition(" is not one of")[0] for wrong in invalid(documents, MINORS[0])] == [
+        "'Prefix'",
+        "'always'",
+        "'http2'",
+    ]
+
+
+def of(documents: Documents, kind: str, name: str) -> Any:
+    """One of several of a kind."""
+    (found,) = [d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name]
+    return found
+
+
+def ingress(documents: Documents, name: str = "everywire") -> Any:
+    return of(documents, "Ingress", name)
+
+
+def annotations(documents: Documents, name: str = "everywire", **said: str) -> None:
+    """Changes annotations of nginx's, named with underscores."""
+    its = ingress(documents, name)["metadata"]["annotations"]
+    its.update({f"nginx.ingress.kubernetes.io/{key.replace('_', '-')}": value for key, value in said.items()})
+
+
+def autoscaler(documents: Documents) -> Any:
+    return only(documents, "HorizontalPodAutoscaler")["spec"]
 
 
 def pod(documents: Documents) -> Any:
@@ -123,10 +166,55 @@ FAULTS: dict[str, tuple[Callable[[Documents], object], str]] = {
 }  # fmt: skip
 
 
+INGRESS_FAULTS: dict[str, tuple[Callable[[Documents], object], str]] = {
+    "gRPC by the port of HTTP/1.1": (
+        lambda d: ingress(d, "everywire-grpc")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"].update(
+            port={"name": "http"}
+        ),
+        "everywire-grpc goes to a port that is not kubernetes.io/h2c",
+    ),
+    "gRPC that nginx speaks as HTTP/1.1": (
+        lambda d: annotations(d, "everywire-grpc", backend_protocol="HTTP"), "everywire-grpc goes to a port that is not http",
+    ),
+    "tokens that are gathered": (lambda d: annotations(d, proxy_buffering="on"), "everywire gathers what streams"),
+    "uploads that are gathered": (lambda d: annotations(d, proxy_request_buffering="on"), "everywire gathers what streams"),
+    "uploads of a megabyte at most": (lambda d: annotations(d, "everywire-grpc", proxy_body_size="1m"), "bounds uploads"),
+    "streams of a minute": (lambda d: annotations(d, proxy_read_timeout="60"), "everywire cuts streams"),
+    "streams of gRPC of a minute": (
+        lambda d: annotations(d, "everywire-grpc", proxy_send_timeout="60"), "everywire-grpc cuts streams",
+    ),
+    "no WebSockets": (lambda d: annotations(d, proxy_http_version="1.0"), "opens no WebSocket"),
+    "an annotation that is none": (lambda d: annotations(d, proxy_idle_timeout="1h"), "nginx knows no annotations"),
+    "a host without a certificate": (lambda d: ingress(d)["spec"]["rules"][0].update(host="x.example.com"), "certificate"),
+    "a path alone": (
+        lambda d: ingress(d)["spec"]["rules"][0]["http"]["paths"][0].update(path="/v2"), "leaves paths out",
+    ),
+    "two who count pods": (lambda d: only(d, "Deployment")["spec"].update(replicas=2), "both say how many"),
+    "a target of another capacity": (
+        lambda d: autoscaler(d)["metrics"][0]["pods"]["target"].update(averageValue="64"), "the threshold is not",
+    ),
+    "a metric that nobody makes": (
+        lambda d: autoscaler(d)["metrics"][0]["pods"]["metric"].update(name="sessions"), "nobody makes the metric sessions",
+    ),
+    "pods that go at once": (
+        lambda d: autoscaler(d)["behavior"]["scaleDown"].update(stabilizationWindowSeconds=0), "pods go at once",
+    ),
+    "one pod": (lambda d: autoscaler(d).update(minReplicas=1), "one pod alone"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_contradiction_is_found(fault: str) -> None:
     documents = built("overlays/keda")
     plant, said = FAULTS[fault]
+    plant(documents)
+    assert [wrong for wrong in contradictions(documents) if said in wrong], contradictions(documents)
+
+
+@pytest.mark.parametrize("fault", INGRESS_FAULTS)
+def test_a_contradiction_of_the_ingress_or_the_autoscaler_is_found(fault: str) -> None:
+    documents = built("overlays/hpa")
+    plant, said = INGRESS_FAULTS[fault]
     plant(documents)
     assert [wrong for wrong in contradictions(documents) if said in wrong], contradictions(documents)
 

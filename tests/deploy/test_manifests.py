@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_what_is_wrong_would_be_seen() -> None:
     runtime["spec"]["multiModel"] = "no"
     runtime["spec"]["containers"][0]["readinessProbes"] = {}
     assert len(mistakes(runtime)) == 3
+
+
+def test_what_is_wrong_with_the_service_would_be_seen() -> None:
+    service = manifest("inference-service")
+    predictor = service["spec"]["predictor"]
+    predictor["minReplica"] = 1
+    predictor["timeout"] = "1h"
+    predictor["model"]["storageURI"] = predictor["model"].pop("storageUri")
+    predictor["scaleMetric"] = "sessions"
+    assert len(mistakes(service)) == 4
+
+
+def test_the_service_has_a_pod_to_spare_and_time_for_streams() -> None:
+    predictor = manifest("inference-service")["spec"]["predictor"]
+    assert 2 <= predictor["minReplicas"] <= predictor["maxReplicas"]
+    assert predictor["timeout"] >= 3600
+    assert "scaleMetric" not in predictor  # concurrency is Knative's, and this one is not
 
 
 def test_the_service_finds_its_runtime() -> None:
@@ -146,7 +164,9 @@ def test_the_port_that_is_probed_is_the_one_that_is_served() -> None:
     assert (listen["host"], listen["port"]) == ("0.0.0.0", 8080)
     probed = [probe["httpGet"]["port"] for name, probe in container().items() if name.endswith("Probe")]
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
-    assert (probed, ports) == ([8080] * 3, {"http1": 8080, "metrics": 9090})
+    assert (probed, ports) == ([8080] * 3, {"http1": 8080, "h2c": listen["grpc_port"], "metrics": 9090})
+    # the first one is KServe's port 80
+    assert next(iter(ports)) == "http1"
 
 
 def test_it_asks_prometheus_to_the_port_of_the_metrics() -> None:
@@ -172,11 +192,15 @@ def test_a_pod_of_kserve_answers_by_the_services_name(tmp_path: Path) -> None:
     (tmp_path / file.file).write_text(file.text)
     port, probes = free_port(), [probe for name, probe in container().items() if name.endswith("Probe")]
     here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8080": f"--port={port}"}
-    with Container([here.get(arg, arg) for arg in command(on=str(folder))], work, environ(), port=port) as pod:
+    grpc, metrics = free_port(), free_port()
+    variables = environ() | {"EVERYWIRE_LISTEN__GRPC_PORT": str(grpc), "EVERYWIRE_METRICS__PORT": str(metrics)}
+    with Container([here.get(arg, arg) for arg in command(on=str(folder))], work, variables, port=port) as pod:
         assert pod.await_event("serving")["models"] == [NAME]
         assert [pod.ask("GET", probe["httpGet"]["path"])[0] for probe in probes] == [200, 200, 200]
         assert pod.ask("GET", f"/v2/models/{NAME}/ready")[0] == 200
         assert sums(pod) == {"OUTPUT0": [6, 9], "OUTPUT1": [4, 5]}
+        for more in (grpc, metrics):
+            socket.create_connection(("127.0.0.1", more)).close()
         pod.terminate()
         assert pod.await_event("drain report")["clean"]
         assert pod.ended() == 0

@@ -13,8 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.interop.conftest import absent
+from tests.interop.servers import ROOT
 from tests.interop.test_listening import COMMAND, Start, ended
 from tests.interop.test_listening import folder as folder
 from tests.interop.test_listening import start as start
@@ -40,10 +42,24 @@ global: {{scrape_interval: 1s}}
 scrape_configs:
   - job_name: everywire
     authorization: {{credentials_file: tokens}}
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+    static_configs: [{{targets: ["127.0.0.1:{port}"], labels: {{namespace: NAMESPACE, pod: everywire-0}}}}]
 """
 # what the reference tells an autoscaler to ask
 WANTED = "sum(everywire_model_slots_in_use + everywire_model_queued)"
+COMPONENTS = ROOT / "deploy/kubernetes/components"
+
+
+def of_the_manifests() -> list[str]:
+    """What KEDA asks by its manifest, and what prometheus-adapter asks of one pod for the autoscaler."""
+    keda = yaml.safe_load((COMPONENTS / "keda/scaled-object.yaml").read_text(encoding="utf-8"))
+    (trigger,) = keda["spec"]["triggers"]
+    adapter = yaml.safe_load((COMPONENTS / "hpa/prometheus-adapter.yaml").read_text(encoding="utf-8"))
+    (rule,) = adapter["rules"]["custom"]
+    matchers = 'namespace="NAMESPACE",pod=~"everywire-0"'
+    return [
+        trigger["metadata"]["query"],
+        rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", matchers),
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +125,8 @@ def test_prometheus_has_what_clients_made_and_an_autoscaler_its_number(prometheu
         for _ in range(3):  # one runs, and two wait for its place
             calls.enter_context(call(port, "stay"))
         until(asked, WANTED, 3)
+        for query in of_the_manifests():
+            until(asked, query, 3)
         until(asked, "sum(everywire_model_slots_in_use)", 1)
         scraper.terminate()
         assert scraper.wait(PATIENCE) == 0
