@@ -49,34 +49,34 @@ class Plot(NamedTuple):
 
 PLOTS = {
     "age": Plot(
-        "A fifth of the pods is new at 90 s",
-        "the emptiest pod, by the mean of its cell", 1.0, 0, 840,
+        "A fifth of the pods is new, and ready at 90 s",
+        "emptiest pod, relative to the mean of its cell", 1.0, 0, 840,
         (
             Line("connection_age 600", "age", "emptiest_pod", {}),
             Line("connection_age 0", "age", "emptiest_pod", {"age": 0}),
         ),
     ),
     "zone": Plot(
-        "Zones and cells are lost at 60 s, and are there again at 390 s",
+        "A zone or a cell is lost at 60 s, and is back at 390 s",
         "load of the fullest cell", 0.8, 0, 1140,
         (Line("a zone", "zone", "fullest", {}), Line("a cell", "cell", "fullest", {})),
     ),
     "rollout": Plot(
-        "Every pod is replaced from 60 s on, 10 of each cell at once, one cell first",
-        "clients that come, in thousands a second", 3.0, 0, 1740,
+        "Every pod is replaced from 60 s on, 10 per cell at once, one cell first",
+        "clients that connect, in thousands per second", 3.0, 0, 1740,
         (Line("clients", "rollout", "came", {}),),
     ),
     "storm": Plot(
-        "All connections are lost at 60 s, and models are there again at 90 s",
-        "clients that come, in thousands a second", 180.0, 55, 105,
+        "All connections and models are lost at 60 s, and models are back at 90 s",
+        "clients that connect, in thousands per second", 180.0, 55, 105,
         (
             Line("without jitter", "storm", "came", {"jitter": 0.0}),
             Line("with jitter", "storm", "came", {}),
         ),
     ),
     "echo": Plot(
-        "The same, one connection_age later",
-        "clients that come, in thousands a second", 10.0, 560, 760,
+        "The same, one connection age later",
+        "clients that connect, in thousands per second", 10.0, 560, 760,
         (
             Line("without jitter", "storm", "came", {"jitter": 0.0}),
             Line("with jitter", "storm", "came", {}),

@@ -199,7 +199,7 @@ Examples:
                                               one seed, and all that happened
   everywire simulate --seeds 0..999 --json    one JSON object a seed, and one for all of them
   everywire simulate --fleet zone --seeds 0..9
-                                              1,000 gateways in numbers: a zone is lost
+                                              1,000 gateways as counters: a zone is lost
 """,
 )
 @click.option("--seeds", default="0..99", show_default=True, metavar="A..B", help="The first and the last.")
@@ -207,7 +207,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option("--twice", is_flag=True, help="Play each seed twice and demand the same trace.")
 @click.option(
-    "--fleet", type=click.Choice(_FLEETS), metavar="SCENARIO", help=f"Play a fleet in numbers: {', '.join(_FLEETS)}."
+    "--fleet", type=click.Choice(_FLEETS), metavar="SCENARIO", help=f"Play a fleet of gateways: {', '.join(_FLEETS)}."
 )
 @click.pass_obj
 def simulate(given: CommandLine, seeds: str, trace: Path | None, as_json: bool, twice: bool, fleet: str | None) -> None:
@@ -217,8 +217,8 @@ def simulate(given: CommandLine, seeds: str, trace: Path | None, as_json: bool, 
     for ever, no neighbour harmed, drains that end. A failure prints the command that shows it again; the exit status is
     then 1.
 
-    With --fleet it plays 1,000 gateways as counters, and 170,000 clients: how they find pods again that have room, and
-    when every pod has its part. The size is that of `everywire plan --streams 170000 --rate 50`.
+    With --fleet it plays 1,000 gateways as counters and 170,000 clients, which lose their gateways and connect to others.
+    The size is that of `everywire plan --streams 170000 --rate 50`.
     """
     if given.anything:
         raise click.UsageError("simulate takes only its own options, after its name: see `everywire simulate --help`")

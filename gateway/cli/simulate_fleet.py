@@ -1,4 +1,4 @@
-"""The command `everywire simulate --fleet`: seeds of a fleet's disasters, whose size is what `everywire plan` says."""
+"""The command `everywire simulate --fleet`: play scenarios of a fleet, whose size `everywire plan` computes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gateway.testing.fleet.scenarios import SCENARIOS, FleetOutcome, play
 from gateway.testing.fleet.setup import FleetSetup
 
 LOAD = FleetLoad(traffic="tokens", wire="http1", streams=170_000, rate=50)
-"""What the fleet carries. It is planned with a zone to spare, as `everywire plan` does where nobody says otherwise."""
+"""The load of the fleet. The plan includes a spare zone, as by default."""
 _CELL = 100
 
 
 def fleet_for(load: FleetLoad) -> FleetSetup:
-    """As many whole cells as the plan has pods for. A pod takes the streams that use all of its core, and no more."""
+    """The planned pods, rounded up to whole cells. A pod runs as many streams as use all of its core."""
     made = plan(load)
     return FleetSetup(
         clients=load.streams, capacity=int(1e6 / (load.rate * made.microseconds)), cells=-(-made.pods // _CELL), pods=_CELL
@@ -24,7 +24,7 @@ def fleet_for(load: FleetLoad) -> FleetSetup:
 
 
 def run(fleet: str, seeds: range, echo: Callable[[str], None], *, as_json: bool) -> int:
-    """Plays one scenario, or all of them, with each seed. Exit status: 1 where anything did not hold."""
+    """Play one scenario, or all, with each seed. Return the exit status: 1 if a promise was broken."""
     setup = fleet_for(LOAD)
     if not as_json:
         pods = setup.cells * setup.pods
@@ -67,6 +67,6 @@ def _sum_up(name: str, played: list[FleetOutcome], setup: FleetSetup, echo: Call
     lost, cut, refused = (max(getattr(record, of) for record in records) for of in ("lost", "cut", "refused"))
     echo(f"{name}: {SCENARIOS[name].told}")
     echo(f"  {len(played)} seeds, {failed or 'none'} failed; at worst:")
-    echo(f"  in balance after {balanced} s, of {2 * setup.age} allowed; somebody without a stream for {interrupted} s")
-    echo(f"  fullest cell {fullest:.1%}; {came:,} clients came in a second; {refused:,} refused")
+    echo(f"  in balance after {balanced} s, of {2 * setup.age} allowed; some client not connected for {interrupted} s")
+    echo(f"  fullest cell {fullest:.1%}; {came:,} clients connected in one second; {refused:,} refused")
     echo(f"  {lost:,} streams lost, {cut:,} cut by a drain")

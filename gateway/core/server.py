@@ -150,8 +150,8 @@ class Server:
 
 
 def leaves_at(began: float, age: float, chance: float) -> float:
-    """When a connection that began then is `age` seconds old, less up to a tenth by `chance` from 0 to 1; never where `age`
-    is 0."""
+    """The time at which a connection that began at `began` is `age` seconds old, less up to a tenth by `chance` from 0 to 1.
+    Infinity if `age` is 0."""
     return began + age * (1 - _AGE_JITTER * chance) if age else math.inf
 
 

@@ -1,1 +1,1 @@
-"""A fleet of gateways in numbers: pods as counters, clients as rows of arrays, disasters by a seed, and what must hold."""
+"""Simulate a fleet of gateways: pods as counters, clients as arrays, seeded disasters, and the promises checked in each."""

@@ -1,4 +1,4 @@
-"""The clients of a fleet: where each is connected, and when it does something next."""
+"""The clients of a fleet: the pod of each, and when it acts next."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ NEVER = (1 << 31) - 1
 
 @final
 class Clients:
-    """A row of each array for each of them."""
+    """All clients of a fleet, as arrays with an entry for each client."""
 
     def __init__(self, number: int, cells: int, slow: float, chance: np.random.Generator) -> None:
         self.home: Ints = chance.integers(0, cells, number)
-        """The cell that the key of each chooses."""
+        """Cell of each client, by its key."""
         self.second: Ints = (self.home + chance.integers(1, max(2, cells), number)) % cells
-        """The cell that it chooses where that one is lost."""
+        """Cell that each client uses while its own is lost."""
         self.slow: Flags = chance.random(number) < slow
         self.pod: Ints = np.full(number, NOWHERE)
-        """Where each is connected; NOWHERE while it is not."""
+        """Pod to which each client is connected, or NOWHERE."""
         self.due: Ints = np.full(number, NEVER, np.int32)
-        """The second in which each does something next: it leaves its pod, or comes to one."""
+        """Second in which each client leaves its pod, or tries to connect."""
         self.tries: Ints = np.zeros(number, np.int64)
-        """How often each has come in vain since it was connected last."""
+        """Failed attempts since each client was last connected."""
 
     def __len__(self) -> int:
         return len(self.home)
 
     def at(self, now: int) -> Ints:
-        """Those that do something now."""
+        """The clients that act in this second. They are not due again."""
         who = np.flatnonzero(self.due == now)
         self.due[who] = NEVER
         return who
 
     def of(self, pods: Flags) -> Ints:
-        """Those that are connected to one of these pods."""
+        """The clients that are connected to one of these pods."""
         return np.flatnonzero((self.pod != NOWHERE) & pods[self.pod])

@@ -1,4 +1,4 @@
-"""What happened to a fleet, second by second, in numbers."""
+"""Counts and measurements of a fleet, second by second."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ than the others."""
 
 @final
 class FleetRecord:
-    """Counts, and a few numbers for each second, or for every tenth."""
+    """Counts, measurements of every second, and measurements of every tenth second."""
 
     def __init__(self) -> None:
         self.lost = 0
-        """Streams that ended with a pod that was lost, or with the way to it."""
+        """Streams that were lost with their pod or their connection."""
         self.cut = 0
-        """Streams that a drain ended at its deadline."""
+        """Streams that a drain cut at its deadline."""
         self.cut_fast = 0
-        """Of these, the ones whose clients read well."""
+        """Streams in `cut` whose clients do not read slowly."""
         self.refused = 0
-        """Calls that a pod refused, since it was full or on its way out."""
+        """Calls that a pod refused because it was full or draining."""
         self.refused_though_it_fits = 0
-        """Of these, the ones whose cell had room."""
+        """Calls in `refused` whose cell had room."""
         self.sent_away = 0
-        """Calls that were told to come back when the models are there again."""
+        """Calls that were refused because the models were away."""
         self.unheard = 0
-        """Connections that no backlog had a place for."""
+        """Connections that were dropped because a backlog was full."""
         self.came: list[int] = []
-        """Clients that came to a pod, each second."""
+        """Every second: clients that tried to connect."""
         self.served: list[int] = []
-        """Clients that have their stream, each second."""
+        """Every second: clients that are connected."""
         self.fullest: list[float] = []
-        """The load of the fullest cell, each second: streams by the capacity of its pods that serve."""
+        """Every second: streams of the fullest cell, divided by the capacity of its pods that serve."""
         self.guests: list[int] = []
-        """Every tenth second: clients in a cell that is not theirs."""
+        """Every tenth second: clients outside their own cell."""
         self.emptiest_pod: list[float] = []
-        """Every tenth second: the load of the emptiest pod that serves, by the mean of its cell."""
+        """Every tenth second: streams of the emptiest pod, divided by the mean of its cell."""
         self.spread: list[float] = []
         """Every tenth second: how uneven the pods of a cell are, beyond what chance alone makes of them. It is the index of
         dispersion, in standard deviations from 1."""
 
     def second(self, now: int, setup: FleetSetup, clients: Clients, pods: Ints, serving: Flags) -> None:
-        """Looks at the fleet: `pods` are the streams of each, `serving` those that clients are sent to and that answer."""
+        """Measure the fleet: `pods` has the streams of each pod, `serving` is true for pods that are listed and accept."""
         streams, there = by_cell(setup, pods), by_cell(setup, serving)
         self.served.append(int(streams.sum()))
         load = streams / np.maximum(there, 1) / setup.capacity
@@ -71,6 +71,6 @@ class FleetRecord:
 
 
 def by_cell(setup: FleetSetup, of_pods: Ints) -> Ints:
-    """The sum of each cell."""
+    """Sum of a value of pods, by cell."""
     sums: Ints = of_pods.reshape(setup.cells, setup.slots).sum(axis=1)
     return sums

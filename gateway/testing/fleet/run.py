@@ -1,4 +1,4 @@
-"""A fleet, second by second: connections age, pods leave, come and are lost, and clients come back."""
+"""Run a fleet second by second: pods start, drain and are lost, connections age, and clients connect again."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gateway.testing.fleet.record import FleetRecord, by_cell
 from gateway.testing.fleet.setup import FleetSetup
 from gateway.workers.slots import retry_estimate
 
-_leaves_at: Any = leaves_at  # which is arithmetic, and so right for arrays
+_leaves_at: Any = leaves_at  # plain arithmetic, so it takes arrays too
 _FINE = 1 << 12
-"""Steps of the chance that Retry-After is computed for."""
+"""Number of equal steps of chance for which Retry-After is computed."""
 
 
 @cache
 def _waits(seconds: float) -> Ints:
-    """What Retry-After says, by chance."""
+    """Retry-After for each step of chance, in seconds."""
     return np.array([spread_over(seconds, (step + 0.5) / _FINE) for step in range(_FINE)])
 
 
 @final
 class FleetRun:
-    """The pods of all cells side by side: `slots` of them a cell, of which the last ones are there in a rollout alone."""
+    """All pods side by side, `slots` per cell. The last slots of a cell are used during a rollout only."""
 
     def __init__(self, setup: FleetSetup, seed: int, *, absent: float = 0.0) -> None:
-        """`absent` is the share of the pods of each cell that are not there yet."""
+        """`absent` is the share of each cell's pods that do not exist at first."""
         self.setup, self.now = setup, 0
         self.chance = np.random.default_rng(seed)
         number = setup.cells * setup.slots
@@ -39,18 +39,18 @@ class FleetRun:
         self.cell: Ints = place // setup.slots
         self.zone: Ints = place % setup.slots % setup.zones
         self.slot: Ints = place % setup.slots
-        """The place of each in its cell."""
+        """Place of each pod in its cell."""
         self.absent: Flags = self.slot < round(absent * setup.pods)
         self.serving: Flags = (self.slot < setup.pods) & ~self.absent
-        """Those that take calls."""
+        """True for pods that accept calls."""
         self.listed = self.serving.copy()
-        """Those that the balancers send clients to."""
+        """True for pods to which the balancers send clients."""
         self.silent: Flags = np.zeros(number, bool)
-        """Those that are gone without a word: a connection to one of them is no more than a time-out."""
+        """True for pods that were lost. A connection attempt to one of them times out."""
         self.streams: Ints = np.zeros(number, np.int64)
-        """Clients that are connected, by pod."""
+        """Number of connected clients of each pod."""
         self.unavailable = 0
-        """Until when every model is away, all pods alike."""
+        """The second until which no pod has a model."""
         self.clients = Clients(setup.clients, setup.cells, setup.slow, self.chance)
         self.record = FleetRecord()
         self._events: dict[int, list[Callable[[], None]]] = {}
@@ -59,7 +59,7 @@ class FleetRun:
         self._begin()
 
     def _begin(self) -> None:
-        """Everybody is connected, since a time that is anybody's guess."""
+        """Connect all clients, with connections of random ages."""
         who = np.arange(len(self.clients))
         self._connect(who, self._chosen(who))
         if self.setup.age:
@@ -69,11 +69,11 @@ class FleetRun:
     # -- what happens to pods ----------------------------------------------------------------------------------------
 
     def later(self, seconds: int, event: Callable[[], None]) -> None:
-        """It happens in so many seconds, and no sooner than at the next one."""
+        """Schedule an event in `seconds`, at least one second from now."""
         self._events.setdefault(self.now + max(1, seconds), []).append(event)
 
     def lose(self, pods: Flags) -> None:
-        """They are gone at once and without a word, and so is what they did."""
+        """Lose these pods and their streams. Neither clients nor balancers are told."""
         self.serving &= ~pods
         self.silent |= pods
         self.later(self.setup.noticed, lambda: self._unlist(pods))
@@ -82,7 +82,7 @@ class FleetRun:
         self._part(who, self._within(who, self.setup.keepalive))
 
     def start(self, pods: Flags) -> None:
-        """New pods, which are ready after a while."""
+        """Start these pods. They are ready after `setup.start` seconds."""
 
         def ready() -> None:
             self.silent &= ~pods
@@ -93,7 +93,7 @@ class FleetRun:
         self.later(self.setup.start, ready)
 
     def leave(self, pods: Flags) -> None:
-        """They are told to end, as in a rollout: they serve on while the balancers learn of it, and then they drain."""
+        """Tell these pods to end, as in a rollout: they serve until `setup.pre_stop` is over, then they drain."""
         self.later(self.setup.noticed, lambda: self._unlist(pods))
         self.later(self.setup.pre_stop, lambda: self._drain(pods))
 
@@ -107,7 +107,7 @@ class FleetRun:
         self.clients.due[who] = self.now + np.minimum(left, self.setup.drain) + 1
 
     def drop(self) -> None:
-        """Every connection is gone, and every client knows it within a second."""
+        """Lose every connection. Every client connects again in the next second."""
         who = np.flatnonzero(self.clients.pod != NOWHERE)
         self.record.lost += len(who)
         self._part(who, np.ones(len(who), np.int64))
@@ -117,7 +117,7 @@ class FleetRun:
         self._list()
 
     def _list(self) -> None:
-        """What the balancers know: the listed pods of each cell, one cell after the other."""
+        """Update the balancers' lists of pods, ordered by cell."""
         self._known = np.flatnonzero(self.listed)
         self._first = np.searchsorted(self.cell[self._known], np.arange(self.setup.cells))
         self._number = np.bincount(self.cell[self._known], minlength=self.setup.cells)
@@ -125,7 +125,7 @@ class FleetRun:
     # -- what clients do ---------------------------------------------------------------------------------------------
 
     def run(self, seconds: int) -> None:
-        """So many seconds pass."""
+        """Run for `seconds` seconds."""
         for _ in range(seconds):
             self.now += 1
             for event in self._events.pop(self.now, ()):
@@ -134,7 +134,7 @@ class FleetRun:
             self.record.second(self.now, self.setup, self.clients, self.streams, self.serving & self.listed)
 
     def _move(self, who: Ints) -> None:
-        """Those whose connection is old or whose wait is over come to a pod, beside those that none has accepted yet."""
+        """Connect the clients that are due, and those that wait to be accepted."""
         self._part(who[self.clients.pod[who] != NOWHERE])
         self.record.came.append(len(who))
         pods = self._chosen(who)
@@ -160,7 +160,7 @@ class FleetRun:
             self._connect(who, pods)
 
     def _chosen(self, who: Ints) -> Ints:
-        """A pod of its cell for each, by the hash of its address, which is as good as chance."""
+        """A random pod of each client's cell: balancers hash addresses."""
         home = self.clients.home[who]
         cell = np.where(self._number[home] > 0, home, self.clients.second[who])
         of = (self.chance.random(len(who)) * self._number[cell]).astype(np.int64)
@@ -168,7 +168,7 @@ class FleetRun:
         return pods
 
     def _unanswered(self, who: Ints, pods: Ints) -> tuple[Ints, Ints]:
-        """Those whose pod is gone try again after a time-out; the others are returned."""
+        """Make clients whose pod was lost try again after a time-out, and return the others."""
         gone = self.silent[pods]
         if not gone.any():
             return who, pods
@@ -176,7 +176,7 @@ class FleetRun:
         return who[~gone], pods[~gone]
 
     def _accepted(self, who: Ints, pods: Ints) -> tuple[Ints, Ints]:
-        """Those that their pods accept in this second; others wait in the kernel's backlog, or are not heard at all."""
+        """Return the clients accepted in this second. The others wait in the backlog, or are dropped if it is full."""
         place = _rank(pods)
         now = place < self.setup.accepts
         if now.all():
@@ -195,23 +195,23 @@ class FleetRun:
         self.streams += np.bincount(pods, minlength=len(self.streams))
         if self.setup.age:
             old = _leaves_at(self.now, float(self.setup.age), self._some(len(who)))
-            # what is open when a connection is old goes on to its end
+            # a stream that is open when its connection is old goes on to its end
             self.clients.due[who] = old.astype(np.int64) + self._rest_of_a_stream(who)
 
     def _part(self, who: Ints, wait: Ints | None = None) -> None:
-        """They are connected no more, and come back after `wait`, where there is one."""
+        """Disconnect these clients. They connect again after `wait` seconds, if it is given."""
         self.streams -= np.bincount(self.clients.pod[who], minlength=len(self.streams))
         self.clients.pod[who] = NOWHERE
         if wait is not None:
             self.clients.due[who] = self.now + wait
 
     def _refuse(self, who: Ints, seconds: float) -> None:
-        """503 with Retry-After, which they keep to."""
+        """Answer 503 with Retry-After. Clients wait exactly that long."""
         if len(who):
             self.clients.due[who] = self.now + _waits(seconds)[(self._some(len(who)) * _FINE).astype(np.int64)]
 
     def _again(self, who: Ints, least: int) -> None:
-        """They try again by themselves: each time later, and not together."""
+        """Make these clients try again, with exponential backoff and full jitter."""
         if len(who):
             most = np.minimum(1 << np.minimum(self.clients.tries[who], 10), self.setup.backoff)
             self.clients.tries[who] += 1
@@ -220,7 +220,7 @@ class FleetRun:
     # -- chance ------------------------------------------------------------------------------------------------------
 
     def _some(self, number: int) -> Any:
-        """The chance of the product's jitter."""
+        """Random numbers for the product's jitter."""
         return self.chance.random(number) * self.setup.jitter
 
     def _within(self, who: Ints, seconds: int) -> Ints:
@@ -231,14 +231,14 @@ class FleetRun:
         return 1 + (self.chance.random(len(who)) * lasts).astype(np.int64)
 
     def _room(self) -> Flags:
-        """The cells in which there is room for one more."""
+        """True for cells that have room for one more stream."""
         free = np.where(self.listed & self.serving, self.setup.capacity - self.streams, 0)
         room: Flags = by_cell(self.setup, free) > 0
         return room
 
 
 def _rank(pods: Ints) -> Ints:
-    """How many before each in the row come to the same pod."""
+    """For each entry, the number of earlier entries with the same pod."""
     order = np.argsort(pods, kind="stable")
     ordered = pods[order]
     first = np.searchsorted(ordered, ordered)

@@ -1,4 +1,4 @@
-"""Disasters of a fleet, and a rollout: what happens when, and what must hold."""
+"""The scenarios of a fleet, and the promises that are checked in each."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from gateway.testing.fleet.run import FleetRun
 from gateway.testing.fleet.setup import AGE, FleetSetup
 
 QUIET, AWAY, MODELS_AWAY = 60, 300, 30
-"""Seconds before anything happens, of a zone or cell that is lost, and of models that are."""
+"""Seconds before the first event, and for which a zone, a cell or all models are lost."""
 MOST_LOAD = 0.8
-"""Of a cell."""
+"""Largest load of a cell."""
 LONGEST = 60
-"""Seconds within which everybody has a stream again."""
+"""Seconds within which every client is connected again."""
 TOGETHER = 0.25
-"""Share of the clients that come in one second once at most, which is when all have lost their connections."""
+"""Share of clients that may try to connect in one second only once: when all have lost their connections."""
 ECHO = 1.5
-"""How many times as many clients as on average come in a second because their connections have the same age."""
+"""Bound on clients per second whose connections age together, relative to an even spread over the jitter."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FleetScenario:
-    """What happens. `begin` schedules it, and gives the second from which on the fleet is whole."""
+    """A scenario. `begin` schedules its events and returns the second from which the fleet is complete again."""
 
     told: str
     begin: Callable[[FleetRun], int]
     absent: float = 0.0
     loses: bool = True
-    """True where streams are lost that nobody could have saved."""
+    """True if the scenario itself loses streams."""
 
 
 def _zone(fleet: FleetRun) -> int:
@@ -54,7 +54,7 @@ def _gone_for_a_while(fleet: FleetRun, where: Flags) -> int:
 
 
 def _rollout(fleet: FleetRun) -> int:
-    """One cell, then all others at the same time."""
+    """Replace all pods of one cell, then those of all other cells at the same time."""
     setup = fleet.setup
     ready = setup.start + setup.min_ready
     period = max(ready, setup.pre_stop + setup.drain) + 2
@@ -87,35 +87,35 @@ SCENARIOS = {
     "zone": FleetScenario(told="one of three zones is lost, and comes back", begin=_zone),
     "cell": FleetScenario(told="a cell is lost, and comes back", begin=_cell),
     "rollout": FleetScenario(told="every pod is replaced, one cell first", begin=_rollout, loses=False),
-    "storm": FleetScenario(told="all connections and all models are lost, and everybody comes back at once", begin=_storm),
-    "age": FleetScenario(told="a fifth of the pods is new, and empty", begin=_age, absent=0.2, loses=False),
+    "storm": FleetScenario(told="all connections and models are lost, and all clients connect again at once", begin=_storm),
+    "age": FleetScenario(told="a fifth of the pods is new", begin=_age, absent=0.2, loses=False),
 }
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FleetOutcome:
-    """What became of a fleet under one seed."""
+    """The result of one scenario with one seed."""
 
     scenario: str
     seed: int
     seconds: int
     balanced_after: int
-    """Seconds from when the fleet was whole to when every pod had its part again."""
+    """Seconds from the moment at which the fleet is complete until it is in balance."""
     interrupted: int
-    """The longest time for which somebody had no stream."""
+    """Longest time during which some client was not connected."""
     problems: tuple[str, ...]
     record: FleetRecord
 
 
 def play(name: str, setup: FleetSetup, seed: int) -> FleetOutcome:
-    """Plays a scenario until the fleet must be in balance again, and checks what must hold. KeyError for a name that is
-    none. The same setup and seed always give the same outcome."""
+    """Play a scenario until the fleet is in balance again, or must be, and check the promises. Raise KeyError for an unknown
+    name. The same setup and seed always give the same outcome."""
     scenario = SCENARIOS[name]
     fleet = FleetRun(setup, seed, absent=scenario.absent)
     whole = scenario.begin(fleet)
     allowed = 2 * (setup.age or AGE)
-    # connections that were made together are old together: that is looked at too
+    # connections that were opened together age together: run until they have
     fleet.run(whole + (setup.age or AGE) + setup.slow_stream)
     while _balanced_after(fleet, whole) + EACH >= fleet.now - whole and fleet.now < whole + allowed + EACH:
         fleet.run(EACH)
@@ -128,7 +128,7 @@ def play(name: str, setup: FleetSetup, seed: int) -> FleetOutcome:
 
 
 def _balanced_after(fleet: FleetRun, whole: int) -> int:
-    """Seconds from `whole` to the first look from which on every pod has its part."""
+    """Seconds from `whole` until the fleet is in balance and stays so."""
     record = fleet.record
     uneven = np.flatnonzero((np.array(record.spread) > EVEN) | (np.array(record.guests) > 0))
     last = (int(uneven[-1]) + 2) * EACH if len(uneven) else 0
@@ -148,21 +148,24 @@ def _problems(fleet: FleetRun, scenario: FleetScenario, whole: int, balanced: in
     came, number = np.array(record.came), len(clients)
     allowed = 2 * (setup.age or AGE)
     together = int((came > TOGETHER * number).sum())
-    # on average each comes once an age; jitter spreads those that are of one age over a tenth of it
+    # connections of one age: jitter spreads them over a tenth of the age
     most, echo = ECHO * number / (0.1 * (setup.age or AGE)), int(came[whole + LONGEST :].max(initial=0))
     connected = clients.pod != NOWHERE
     counted = np.bincount(clients.pod[connected], minlength=len(fleet.streams))
     checks = (
-        (record.refused_though_it_fits == 0, f"{record.refused_though_it_fits} calls were refused that would have fitted"),
-        (max(record.fullest) <= MOST_LOAD, f"a cell had {max(record.fullest):.0%} of its load"),
+        (
+            record.refused_though_it_fits == 0,
+            f"{record.refused_though_it_fits} calls were refused although their cell had room",
+        ),
+        (max(record.fullest) <= MOST_LOAD, f"a cell reached {max(record.fullest):.0%} of its capacity"),
         (balanced <= allowed, f"pods are not in balance after {allowed} s"),
-        (record.cut_fast == 0, f"{record.cut_fast} streams were cut whose clients read well"),
+        (record.cut_fast == 0, f"{record.cut_fast} streams were cut whose clients do not read slowly"),
         (scenario.loses or record.lost == 0, f"{record.lost} streams were lost"),
-        (record.unheard == 0, f"{record.unheard} connections were not heard"),
-        (interrupted <= LONGEST, f"somebody had no stream for {interrupted} s"),
-        (together <= 1, f"more than {TOGETHER:.0%} of the clients came in one second, and that {together} times"),
-        (echo <= most, f"{echo} clients came in one second since their connections were of one age"),
-        (bool((counted == fleet.streams).all()), "the counters of the pods are wrong"),
-        (bool((connected | (clients.due < NEVER)).all()), "a client waits for nothing"),
+        (record.unheard == 0, f"{record.unheard} connections were dropped by a full backlog"),
+        (interrupted <= LONGEST, f"some client was not connected for {interrupted} s"),
+        (together <= 1, f"more than {TOGETHER:.0%} of the clients connected in one second, {together} times"),
+        (echo <= most, f"{echo} clients connected in one second because their connections had one age"),
+        (bool((counted == fleet.streams).all()), "the counters of pods are wrong"),
+        (bool((connected | (clients.due < NEVER)).all()), "a client is neither connected nor due"),
     )
     return [said for holds, said in checks if not holds]

@@ -1,4 +1,4 @@
-"""The size of a fleet, and the times of its pods, its balancers and its clients."""
+"""The size of a simulated fleet, and the times of its pods, balancers and clients."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ AGE = 600
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSetup:
-    """A fleet in cells of equal size. Seconds are whole: the fleet is looked at once a second."""
+    """A fleet of equal cells. Times are whole seconds, because the simulation advances by one second."""
 
     clients: int
-    """Each has one connection, and one stream on it after the other."""
+    """Number of clients. Each has one connection, and one stream after the other on it."""
     capacity: int
-    """Streams that a pod runs at once; one more is refused."""
+    """Streams that a pod runs at once. It refuses more."""
     cells: int = 10
     pods: int = 100
-    """Pods of a cell."""
+    """Pods per cell."""
     surge: int = 10
-    """Pods that a rollout replaces at once in a cell."""
+    """Pods per cell that a rollout replaces at once."""
     zones: int = 3
     age: int = AGE
-    """`limits.connection_age`; 0: connections stay where they are."""
+    """`limits.connection_age`. 0: connections never age."""
     pre_stop: int = 10
-    """From the moment at which a pod is told to leave to the begin of its drain."""
+    """Seconds between the decision to remove a pod and the begin of its drain."""
     drain: int = 30
     """`drain.timeout`."""
     start: int = 30
-    """From the begin of a pod to its readiness."""
+    """Seconds until a new pod is ready."""
     min_ready: int = 10
-    """How long a new pod is ready before the rollout goes on."""
+    """Seconds for which new pods are ready before a rollout continues."""
     accepts: int = 200
-    """New connections a second that a pod takes: a core that is 60 % busy, and 2 ms for a handshake."""
+    """New connections per second that a pod accepts: 2 ms of CPU each, on a core that is 60 % busy."""
     backlog: int = ListenConfig().backlog
     noticed: int = 5
-    """Until a balancer sends nobody to a pod any more that is gone, or leaves."""
+    """Seconds until balancers stop sending clients to a pod that is lost or leaves."""
     stream: int = 20
-    """How long a stream lasts."""
+    """Duration of a stream."""
     slow: float = 0.1
-    """Share of the clients that read slowly."""
+    """Share of clients that read slowly."""
     slow_stream: int = 180
-    """How long a stream lasts whose client reads slowly."""
+    """Duration of a stream of a client that reads slowly."""
     keepalive: int = 20
-    """Seconds within which a client notices that the other end is gone without a word."""
+    """Longest time until a client notices that its pod was lost."""
     connect_timeout: int = 3
     backoff: int = 20
-    """The longest that a client waits by itself before it tries again."""
+    """Longest wait of a client between two attempts to connect."""
     jitter: float = 1.0
-    """How much there is of the product's jitter, in Retry-After and in the age of connections; 0 shows what it is for."""
+    """Share of the product's jitter that is applied, in Retry-After and in the age of connections. 0 shows its purpose."""
 
     @property
     def slots(self) -> int:
-        """Pods that a cell may have at once: some that are new, and some that still drain."""
+        """Most pods of a cell at once, including new ones and ones that drain."""
         return self.pods + 2 * self.surge
