@@ -23,11 +23,13 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini))\n")
+_NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini|pbtxt))\n")
 # a program of ours serves until it is stopped; of the gateway's own commands only these do not
 _SERVER = re.compile(
     r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys|plan) )"
 )
+# what a server says when it listens: ours, uvicorn, Triton
+_READY = re.compile("serving(?! the library)|listening|Uvicorn running|Started HTTPService")
 _PATIENCE = 120
 # what a program is called where it has to be there, by the command that pages type
 _PROGRAMS = {"curl": "curl", "aws": "aws-cli", "openssl": "openssl", "grpcurl": "grpcurl"}
@@ -44,6 +46,12 @@ FOLLOWED = {
     "docs/howto/clients-text.md": "tests/docs/test_clients.py",
     "docs/howto/deploy.md": "tests/deploy/test_manifests.py",
     "docs/howto/sagemaker.md": "tests/docs/test_sagemaker.py",
+    "docs/move/djl-tgi.md": "tests/docs/test_moves.py",
+    "docs/move/fastapi.md": "tests/docs/test_moves.py",
+    "docs/move/kserve-mlserver.md": "tests/docs/test_moves.py",
+    "docs/move/litserve.md": "tests/docs/test_moves.py",
+    "docs/move/torchserve-mms.md": "tests/docs/test_moves.py",
+    "docs/move/triton.md": "tests/docs/test_moves.py",
 }
 # for who changes the project: nobody types what they say without a checkout
 OF_THE_PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md"]
@@ -151,14 +159,14 @@ def skip_or_fail(missing: list[str]) -> None:
 class Reader:
     """Follows pages in a directory of its own, which is the home directory too.
 
-    The ports of the pages, 8080, 8090 and 8443, stand for some that are free. A server runs until the next one is started,
+    The ports of the pages, 8000, 8080, 8090 and 8443, stand for some that are free. A server runs until the next one is started,
     a line `^C` stops it, or the reader leaves; then it must have ended as a server does. One that is started with a `&` at
     the end of its line runs beside the others until the reader leaves.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {page: str(free_port()) for page in ("8080", "8090", "8443")}
+        self.ports = {page: str(free_port()) for page in ("8000", "8080", "8090", "8443")}
         self.server: _Server | None = None
         self._beside: list[_Server] = []
         (folder / ".curlrc").write_text("silent\nshow-error\nmax-time = 120\n")
@@ -237,7 +245,7 @@ class Reader:
 
     def ported(self, text: str) -> str:
         """The page's text with the ports that are free here."""
-        return re.sub(r"\b(8080|8090|8443)\b", lambda port: self.ports[port[0]], text)
+        return re.sub(r"\b(8000|8080|8090|8443)\b", lambda port: self.ports[port[0]], text)
 
     def as_printed(self, text: str) -> str:
         """What a program here printed, with the ports of the page."""
@@ -259,7 +267,7 @@ class _Server:
             env=reader.environ | clear, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
-        self._await(lambda: re.search("serving(?! the library)|listening", self.output))
+        self._await(lambda: re.search(_READY, self.output))
 
     def _listen(self) -> None:
         stream = self._process.stdout
