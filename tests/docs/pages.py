@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +29,8 @@ _NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini|pbtxt))\n")
 _SERVER = re.compile(
     r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys|plan) )"
 )
-# what a server says when it listens: ours, uvicorn, Triton
-_READY = re.compile("serving(?! the library)|listening|Uvicorn running|Started HTTPService")
+# what a server says when it listens: ours, uvicorn, Triton, multi-model-server
+_READY = re.compile("serving(?! the library)|listening|Uvicorn running|Started HTTPService|Model server started")
 _PATIENCE = 120
 # what a program is called where it has to be there, by the command that pages type
 _PROGRAMS = {"curl": "curl", "aws": "aws-cli", "openssl": "openssl", "grpcurl": "grpcurl"}
@@ -265,6 +266,7 @@ class _Server:
         self._process = subprocess.Popen(
             ["bash", "-c", "exec " + re.sub(r"^((?:\w+=\S+ )*)", r"env \1", command)], cwd=reader.folder,
             env=reader.environ | clear, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
         self._await(lambda: re.search(_READY, self.output))
@@ -303,6 +305,8 @@ class _Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
+        with suppress(ProcessLookupError):  # LitServe leaves its workers, which hold the pipe
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._await(lambda: False)  # until all it said is read
         return code
 

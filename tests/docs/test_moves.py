@@ -8,9 +8,11 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,9 +60,24 @@ def section(page: str, name: str) -> list[Block]:
     return [block for block in blocks(page) if block.section == name]
 
 
+class PatientReader(Reader):
+    """A reader who waits until the other server takes connections: some say that they listen before they do."""
+
+    def type(self, command: str, expected: str, line: int) -> None:
+        super().type(command, expected, line)
+        deadline = time.monotonic() + 30
+        while command.endswith(" &"):
+            try:
+                socket.create_connection(("127.0.0.1", int(self.ports["8000"])), timeout=5).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, f"line {line}: nothing listens\n{self._beside[-1].output}"
+                time.sleep(0.05)
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    with Reader(tmp_path) as reader:
+    with PatientReader(tmp_path) as reader:
         ports = {f"MLSERVER_{name}_PORT": str(free_port()) for name in ("GRPC", "METRICS")}
         reader.environ = {**reader.environ, **ports, "PYTHONWARNINGS": "ignore"}  # the peers', which they have
         yield reader
@@ -105,6 +122,28 @@ def test_both_sides_answer_the_same_request_alike(page: str, name: str, reader: 
         same = [other for other in here if other.replace("8080", "8000") == command]
         assert same, f"not asked here: {command}"
         assert answer(reader, command) == answer(reader, same[0])
+
+
+@pytest.mark.pages
+def test_multi_model_server_answers_as_the_adapter_does(reader: Reader) -> None:
+    """It needs Java, and Python 3.10 or older, and so is rarely here."""
+    server = shutil.which("multi-model-server")
+    skip_or_fail([] if server else ["multi-model-server"])
+    assert server is not None
+    page = section("docs/move/torchserve-mms.md", EXAMPLE)
+    (handler,) = [block for block in page if block.file == "service.py"]
+    reader.follow(page)
+    (reader.folder / "handler").mkdir()
+    (reader.folder / "handler" / "service.py").write_text(handler.text)
+    addresses = f"inference_address=http://127.0.0.1:8000\nmanagement_address=http://127.0.0.1:{free_port()}\n"
+    (reader.folder / "config.properties").write_text(reader.ported(addresses) + "default_workers_per_model=1\n")
+    reader.environ["PATH"] = os.pathsep.join([str(Path(server).parent), reader.environ["PATH"]])
+    pack = "model-archiver --model-name measure --model-path handler --handler service:handle --runtime python"
+    reader.type(f"mkdir store && {pack} --export-path store", "", 0)
+    start = "multi-model-server --start --foreground --model-store store --mms-config config.properties"
+    reader.type(f"{start} --models measure=measure.mar &", "", 0)
+    (asked,) = requests(page, "8080")
+    assert answer(reader, asked.replace("8080", "8000")) == answer(reader, asked)
 
 
 def requests(followed: list[Block], port: str) -> list[str]:
@@ -154,4 +193,6 @@ def test_the_pages_have_the_same_parts(page: str) -> None:
 def test_a_version_that_a_page_names_is_the_one_that_is_installed_for_it(page: str, pattern: str, file: str) -> None:
     named = re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))
     assert named is not None
-    assert re.search(rf"^{pattern.partition(' ')[0].lower()}==({re.escape(named[1])})", (ROOT / file).read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^{pattern.partition(' ')[0].lower()}==({re.escape(named[1])})", (ROOT / file).read_text(), re.MULTILINE
+    )
