@@ -179,3 +179,15 @@ def test_a_number_that_is_no_setting_is_the_programs(page: str, said: str, state
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert said.format(stated_number) in text
     assert real() == stated_number
+
+
+def test_the_numbers_of_the_first_page_are_measured_ones() -> None:
+    def rows(page: str) -> list[list[str]]:
+        lines = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+        return [[cell.strip(" |") for cell in cells] for line in lines if len(cells := line.split(" | ")) > 1]
+
+    measured = {row[0].partition(":")[0]: row[1] for row in reversed(rows("explanation/performance.md"))}
+    shown = [row for row in rows("tutorial/is-this-for-me.md") if row[-1] != "workload"]
+    shown = [row for row in shown if not row[0].startswith("-")]
+    assert len(shown) > 5
+    assert [row for row in shown if measured[row[2]] != row[1]] == []

@@ -364,7 +364,9 @@ def test_a_wrong_name_is_answered_with_the_right_ones(tmp_path: Path, monkeypatc
 
 def test_the_page_shows_no_other_text() -> None:
     assert sorted(set(shown())) == sorted({*SAID, *FOUND, *ELSEWHERE})
-    assert [where for where in ELSEWHERE.values() if not (where in globals() or " " in where or (ROOT / where).exists())] == []
+    assert [
+        where for where in ELSEWHERE.values() if not (where in globals() or " " in where or (ROOT / where).exists())
+    ] == []
 
 
 # -- rows that show no text
