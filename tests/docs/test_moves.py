@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import ROOT, Block, Reader, blocks, commands, skip_or_fail
+from tests.docs.test_numbers import NAMES
 from tests.interop.triton import wheel
 from tests.ports import free_port
 
@@ -180,6 +181,17 @@ def test_the_pages_have_the_same_parts(page: str) -> None:
     assert 350 < len(text.split()) < 800
     for part in text.split("## ")[1:3]:
         assert re.search(r"^\|.*\| here \|$", part, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [*MOVES, "docs/howto/troubleshoot.md", "docs/tutorial/is-this-for-me.md"])
+def test_every_setting_that_is_named_is_one(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    sections = "|".join(sorted({name.partition(".")[0] for name in NAMES} - {"models"}))
+    named = re.findall(rf"`((?:{sections})\.[a-z_]+)(?: = [^`]*)?`", text)
+    named += [f"models.*.{name}" for name in re.findall(r"`models\.(?:NAME|chat)\.([a-z_.]+)", text)]
+    named += [f"models.*.process.{name}" for name in re.findall(r"`process\.([a-z_]+)`", text)]
+    tables = {"models.*.restart", "models.*.process", "models.*.options", "repository.process"}
+    assert [name for name in named if name not in NAMES and name not in tables] == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,7 +38,7 @@ from models.adapt import spec_of
 from models.messages import Family, Part, Prompt
 from models.session import Session
 from models.spec import ModelSpec
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, Block, Reader, skip_or_fail
 from tests.docs.pages import _same as same
 from tests.gateway.operator.operators import Operator
 
@@ -384,6 +389,70 @@ async def test_every_token_leaves_by_itself_and_a_proxy_is_asked_not_to_gather(a
         assert [token for _, token in came] == ["word "] * 3
         assert [at - came[0][0] for at, _ in came] == [0, 10, 20]
         assert (b"x-accel-buffering", b"no") in call.answer.headers
+
+
+GATHERED = """# app.py
+import os
+from collections.abc import AsyncIterator
+
+import trio
+
+from models.messages import Prompt
+
+
+async def told(prompt: Prompt) -> AsyncIterator[str]:
+    patience, file = prompt.text.split()
+    for number in ("one ", "two "):  # the first comes with the head
+        yield number
+        await trio.sleep(0.2)
+    with trio.move_on_after(float(patience)) as scope:
+        while not os.path.exists(file):
+            await trio.sleep(0.01)
+    yield "late" if scope.cancelled_caught else "seen"
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(("path", "patience", "last"), [("/", 60, "seen"), ("/gathers/", 1, "late")])
+def test_nginx_passes_tokens_on_unless_it_is_told_to_ignore_what_the_gateway_asks(
+    path: str, patience: int, last: str, tmp_path: Path
+) -> None:
+    """It asks in HTTP/1.0 unless its file says otherwise, where nothing tells it where a piece of the answer ends."""
+    skip_or_fail([] if shutil.which("nginx") else ["nginx"])
+    with Reader(tmp_path) as reader:
+        reader.follow([Block(language="python", text=GATHERED, line=0, section="")])
+        reader.type("python -m gateway --model told=app:told", "", 0)
+        folders = " ".join(f"{n}_temp_path {tmp_path}/{n};" for n in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        to = f"proxy_pass http://127.0.0.1:{reader.ports['8080']}/;"
+        (tmp_path / "nginx.conf").write_text(
+            f"daemon off; pid {tmp_path}/pid; error_log stderr; events {{}} http {{ access_log off; {folders} server {{"
+            f"listen 127.0.0.1:{reader.ports['8090']}; location / {{ {to} }}"
+            f"location /gathers/ {{ proxy_ignore_headers X-Accel-Buffering; {to} }} }} }}"
+        )
+        nginx = subprocess.Popen(["nginx", "-c", tmp_path / "nginx.conf", "-p", tmp_path], stderr=subprocess.PIPE)
+        try:
+            url = f"http://127.0.0.1:{reader.ports['8090']}{path}predictions/told"
+            asked = json.dumps({"inputs": f"{patience} {tmp_path}/seen", "stream": True}).encode()
+            with opened(urllib.request.Request(url, asked)) as answer:
+                _, second = answer.readline(), answer.readline()
+                (tmp_path / "seen").touch()
+                *_, end = answer.readlines()
+            assert json.loads(second)["token"]["text"] == "two "
+            assert json.loads(end)["generated_text"] == f"one two {last}"
+        finally:
+            nginx.terminate()
+            nginx.communicate()
+
+
+def opened(request: urllib.request.Request) -> Any:
+    """The answer, as soon as the proxy listens."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return urllib.request.urlopen(request, timeout=60)
+        except urllib.error.URLError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 async def test_a_text_that_may_be_a_stop_sequence_is_held_back(autojump_clock: MockClock) -> None:
