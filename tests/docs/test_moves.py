@@ -125,6 +125,42 @@ def test_both_sides_answer_the_same_request_alike(page: str, name: str, reader: 
         assert answer(reader, command) == answer(reader, same[0])
 
 
+BASE_HANDLER = """
+class BaseHandler:  # as ts.torch_handler.base_handler has it
+    def initialize(self, context):
+        self.initialized, self.folder = True, context.system_properties["model_dir"]
+
+    def handle(self, data, context):
+        self.context = context
+        return self.postprocess(self.inference(self.preprocess(data)))
+"""
+DERIVED = """
+from handler_of_torchserve import BaseHandler
+
+
+class Lengths(BaseHandler):
+    def preprocess(self, data):
+        return [row["body"] for row in data]
+
+    def inference(self, texts):
+        return [f"{len(text)} in {self.folder}" for text in texts]
+
+    def postprocess(self, found):
+        return found
+"""
+
+
+def test_the_adapter_loads_a_class_that_derives_from_a_base_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "handler_of_torchserve.py").write_text(BASE_HANDLER)
+    (tmp_path / "derived_handler.py").write_text(DERIVED)
+    monkeypatch.syspath_prepend(tmp_path)
+    (adapter,) = [block for block in section("docs/move/torchserve-mms.md", EXAMPLE) if block.file == "here.py"]
+    page: dict[str, Any] = {"__name__": "here"}
+    exec(adapter.text, page)
+    handler = page["Handler"]("derived_handler", model_dir="weights")
+    assert handler.answer(b"hello", {"content-type": "text/plain"}) == b"5 in weights"
+
+
 @pytest.mark.pages
 def test_multi_model_server_answers_as_the_adapter_does(reader: Reader) -> None:
     """It needs Java, and Python 3.10 or older, and so is rarely here."""
