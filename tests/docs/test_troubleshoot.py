@@ -192,12 +192,14 @@ async def other_family() -> str:
 
 
 async def stands_still(model: Any, before: Any) -> str:
-    """What the one live stream waits for."""
+    """What the one live stream waits for; of two, of which one waits for the model, the other."""
     async with memory_gateway([spec_of(model, "chat", capacity=1)]) as house:
         await before(house)
         await wait_all_tasks_blocked()
-        *_, last = (await Operator(house.gateway).ask("GET", "/streams")).json["streams"]
-        return str(last["waits_for"])
+        streams = (await Operator(house.gateway).ask("GET", "/streams")).json["streams"]
+        *others, last = sorted(str(one["waits_for"]) for one in streams)
+        assert others in ([], ["model"])
+        return last
 
 
 async def one_asks(house: Any) -> None:
