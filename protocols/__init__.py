@@ -1,6 +1,6 @@
 """Sans-IO protocol machines: bytes in, events out, and no clock, socket or thread of their own.
 
-The names here stay where they are; the reference lists which other modules do.
+The names here keep their place. The API reference lists the other modules whose names do.
 """
 
 import importlib
@@ -29,7 +29,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports a name from its home when it is first asked for: `import protocols` alone imports nothing else."""
+    """Imports a name from its module when it is first used: `import protocols` alone imports nothing else."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

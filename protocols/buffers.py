@@ -9,30 +9,31 @@ from typing import Protocol, final
 import numpy as np
 
 _FIRST_STEP, _LARGEST_STEP = 16 * 1024, 1024 * 1024
-_MAPPED = 4 * 1024 * 1024  # from here on numpy itself asks for pages of 2 MiB, of which the first byte costs all
+# from this size on, numpy asks for 2 MiB pages itself, and touching one byte then takes a whole page
+_MAPPED = 4 * 1024 * 1024
 _HUGE = 2 * 1024 * 1024
 
 
 class Budget(Protocol):
-    """Whoever grants bytes that may be held: all of them, or one of those who share them."""
+    """A source of memory: a whole budget, or one party's share of it."""
 
     @property
     def limit(self) -> int:
-        """What all together may hold."""
+        """The most bytes that all parties together may hold."""
         ...
 
     @property
     def used(self) -> int:
-        """What all together hold."""
+        """The bytes that all parties together hold."""
         ...
 
     @property
     def held(self) -> int:
-        """What whoever asks here holds."""
+        """The bytes that this party holds."""
         ...
 
     def try_reserve(self, n: int) -> bool:
-        """Takes n bytes if they may be had; False, and nothing taken, if not."""
+        """Takes n bytes. False, and nothing taken, if they would exceed the limit."""
         ...
 
     def release(self, n: int) -> None:
@@ -44,7 +45,7 @@ class Budget(Protocol):
 class ByteBudget:
     """A bound on the bytes that may be held at once. It refuses and never waits.
 
-    Every grant is returned exactly once; the ledger (`used`, `high_water`) is what tests and operators read.
+    Every grant is returned exactly once. Tests and operators read the ledger (`used`, `high_water`).
     """
 
     __slots__ = ("high_water", "limit", "used")
@@ -56,7 +57,7 @@ class ByteBudget:
 
     @property
     def held(self) -> int:
-        """All of what is in use: nobody shares it."""
+        """All bytes in use: this budget has a single holder."""
         return self.used
 
     def try_reserve(self, n: int) -> bool:
@@ -76,25 +77,25 @@ class ByteBudget:
 
 
 def ahead(arrived: int, length: int) -> int:
-    """How much is paid for where so many bytes have arrived of a message of that length: as much again, which is at least
-    16 KiB and at most 1 MiB. So what is only announced takes nothing, and a long message few steps."""
+    """The bytes to reserve for a message of `length` bytes of which `arrived` are here: what arrived and as much again, but
+    at least 16 KiB and at most 1 MiB more. An announced length alone reserves little, and a long message needs few steps."""
     step = arrived if arrived > _FIRST_STEP else _FIRST_STEP
     paid = arrived + (step if step < _LARGEST_STEP else _LARGEST_STEP)
     return paid if paid < length else length
 
 
 def untouched(n: int) -> memoryview:
-    """Memory of n bytes, at least one, that costs what is touched of it and is not cleared: what is only announced costs
-    address space alone."""
+    """Memory of n bytes, at least one. It is not cleared, and only the pages that are touched cost memory: an announced body
+    costs address space alone."""
     return np.empty(n, np.uint8).data if n < _MAPPED else np.frombuffer(mapped(n), np.uint8).data
 
 
 def mapped(n: int) -> mmap.mmap:
-    """The same as a map of its own. Where the system has large pages it uses them behind the first of their size: they save
-    more than they round up, but not where one byte takes one."""
+    """An anonymous map of n bytes. If it has 4 MiB or more, large pages are off for its first 2 MiB, where one byte would
+    take a whole page, and on behind them, where they save more than they round up."""
     memory = mmap.mmap(-1, n)
     if n >= _MAPPED and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them knows no such advice
+        with contextlib.suppress(OSError):  # the kernel has no large pages
             memory.madvise(mmap.MADV_NOHUGEPAGE, 0, _HUGE)
             memory.madvise(mmap.MADV_HUGEPAGE, _HUGE, n - _HUGE)
     return memory

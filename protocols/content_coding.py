@@ -1,4 +1,4 @@
-"""Content codings, gzip and deflate: which are named, which are accepted, taken off in bounded steps, and put on."""
+"""Content codings (gzip and deflate): reads their names, chooses one, decodes in bounded steps, and encodes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer
 
 DEEPEST = 2
-"""Codings inside one another that are taken off."""
+"""The most nested codings that are decoded."""
 MEMBERS = 65_536
-"""Members of one gzip body. Each costs as much as a few KiB do, and may be empty: blocked gzip (BGZF) has one for some
-64 KiB of content."""
+"""The most members of one gzip body. A member costs as much work as a few KiB, and may be empty. Blocked gzip (BGZF) has
+one for each 64 KiB of content."""
 
-_INPUT = 16 * 1024  # given to zlib at once: what it leaves is copied each time
-_OUTPUT = 64 * 1024  # made by it at once
-_MEMBER = 512  # a call's own cost, as bytes that it might have read meanwhile
+_INPUT = 16 * 1024  # bytes given to zlib in one call: zlib copies what it leaves
+_OUTPUT = 64 * 1024  # bytes that one call may make
+_MEMBER = 512  # the cost of one call, in bytes that it could have read in that time
 STEP = 1024 * 1024
-"""What `deflate_steps` reads at once."""
+"""Bytes that one step of `deflate_steps` reads."""
 
 
 class Coding(enum.Enum):
@@ -34,7 +34,7 @@ class Coding(enum.Enum):
 
 
 ACCEPTED = b"gzip, deflate"
-"""What a 415 says in Accept-Encoding (RFC 9110 section 15.5.16)."""
+"""The value of Accept-Encoding in a 415 answer (RFC 9110 section 15.5.16)."""
 
 _CODINGS = {b"gzip": Coding.GZIP, b"x-gzip": Coding.GZIP, b"deflate": Coding.DEFLATE}
 _WINDOW = {Coding.GZIP: 16 + zlib.MAX_WBITS, Coding.DEFLATE: zlib.MAX_WBITS}
@@ -47,9 +47,9 @@ _ACCEPTABLE = re.compile(
 
 
 def parse_content_encoding(values: Iterable[bytes]) -> tuple[Coding, ...]:
-    """What a Content-Encoding field (all of its lines) names, in the order in which it was put on. Names have any case,
-    `identity` and empty members are nothing, `x-gzip` is gzip. RemoteProtocolError with status 415 for a name that is
-    unknown, and for more than two codings."""
+    """The codings that a Content-Encoding field (all of its lines) names, in the order in which they were applied. Names
+    have any case, `identity` and empty members are ignored, and `x-gzip` is gzip. RemoteProtocolError with status 415 for an
+    unknown name, and for more than two codings."""
     codings = []
     for name in _members(values):
         if name == b"identity":
@@ -77,12 +77,11 @@ def _members(values: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def choose_coding(values: Iterable[bytes]) -> Coding | None:
-    """What an Accept-Encoding field (all of its lines) wants a reply to be coded with; None: nothing.
+    """The coding for a reply to a request with this Accept-Encoding field (all of its lines). None: send the body uncoded.
 
-    The coding of the highest weight, gzip before deflate and either before `identity` where weights are equal. `*` stands
-    for `identity` where that is not named: who takes anything gets the body as it is, as from Triton. Members that are
-    malformed say nothing. Where nothing that there is may be sent, the body is sent as it is, which RFC 9110 section
-    12.5.3 leaves to us. An `identity;q=0` is not heeded then.
+    The highest weight wins. At equal weights gzip goes before deflate, and both before `identity`. If `identity` is not
+    named, `*` gives its weight: a client that accepts anything gets the body uncoded, as from Triton. Malformed members are
+    ignored. If no coding is acceptable, the body is sent uncoded even for `identity;q=0`, as RFC 9110 section 12.5.3 allows.
     """
     weights: dict[bytes, float] = {}
     for value in values:
@@ -108,9 +107,9 @@ class Inflater:
             inflater.inflate_into(out, 65536)
         inflater.finish()
 
-    No coding may give more than `limit` bytes. RemoteProtocolError with status 413 where one would, and with status 400
-    for data that are damaged, cut off, or followed by something else; after either it is of no more use. Beside what is
-    fed and what is given out it holds some 150 KiB for each coding.
+    No coding may produce more than `limit` bytes: RemoteProtocolError with status 413 if one would. Status 400 if the data
+    are damaged, cut off, or followed by more bytes. After an error the inflater cannot be used again. Beside its input and
+    output it holds some 150 KiB for each coding.
     """
 
     __slots__ = ("_stages",)
@@ -119,17 +118,17 @@ class Inflater:
         self._stages = [_Stage(coding, limit, members) for coding in codings]
 
     def feed(self, data: Buffer) -> None:
-        """The next piece of the body, by reference. Only while `hungry`."""
-        self._stages[-1].feed(data)  # what was put on last comes off first
+        """Takes the next piece of the body, by reference. Call it only while `hungry`."""
+        self._stages[-1].feed(data)  # the coding that was applied last comes off first
 
     @property
     def hungry(self) -> bool:
-        """Whether all that was fed is worked through."""
+        """True if all input is decoded."""
         return not any(stage.ready for stage in self._stages)
 
     def inflate_into(self, out: bytearray, at_most: int) -> None:
-        """One step: appends at most that many bytes, which is 1 or more. It ends early, perhaps with nothing, when it has
-        read as many, or 64 KiB if that is more. If it raises, `out` is empty."""
+        """Makes one step: appends at most `at_most` bytes, which must be 1 or more. It ends early, perhaps without output,
+        when it has read `at_most` bytes, or 64 KiB if that is more. If it raises, `out` is empty."""
         end, work = len(out) + at_most, max(at_most, _OUTPUT)
         try:
             while work > 0 and len(out) < end:
@@ -144,18 +143,18 @@ class Inflater:
                     out += stage.inflate(end - len(out))
                 work -= stage.read - before + _MEMBER
         except RemoteProtocolError:
-            out.clear()  # the error knows it, by its traceback
+            out.clear()  # the traceback of the error refers to it
             raise
 
     def finish(self) -> None:
-        """The body is complete: RemoteProtocolError unless every coding has come to its end."""
+        """Tells that the body is complete: RemoteProtocolError unless every coding has come to its end."""
         for stage in self._stages:
             stage.finish()
 
 
 @final
 class _Stage:
-    """One coding. `read` counts what it has taken of its input."""
+    """One coding. `read` counts the bytes of its input that it has taken."""
 
     __slots__ = ("_at", "_coding", "_data", "_engine", "_full", "_limit", "_made", "_members", "read")
 
@@ -163,7 +162,7 @@ class _Stage:
         self._coding, self._limit, self._members = coding, limit, members
         self._engine = zlib.decompressobj(_WINDOW[coding])
         self._data, self._at = memoryview(b""), 0
-        self._full = False  # the last call gave all that it might: there may be more
+        self._full = False  # the last call filled its output: zlib may hold more
         self._made = self.read = 0
 
     @property
@@ -179,10 +178,11 @@ class _Stage:
         self._data, self._at = memoryview(data), 0
 
     def inflate(self, at_most: int) -> bytes:
-        """One call of zlib."""
+        """Calls zlib once."""
         if self._engine.eof:
             self._begin_another()
-        most = min(at_most, _OUTPUT, self._limit - self._made) or 1  # at the limit: to see whether there is more
+        # at the limit: one byte more tells whether it is exceeded
+        most = min(at_most, _OUTPUT, self._limit - self._made) or 1
         piece = self._data[self._at : self._at + _INPUT]
         engine = self._engine
         try:
@@ -219,8 +219,8 @@ class _Stage:
 
 
 def deflate_steps(coding: Coding, buffers: Iterable[Buffer], level: int) -> Iterator[list[bytes]]:
-    """The content of the buffers, one after the other, coded at zlib's level (1 to 9): a piece of work for each 1 MiB
-    that is read, and what it has made, which may be nothing yet."""
+    """Encodes the buffers, one after the other, at zlib's level (1 to 9). Each step reads 1 MiB and yields the output so
+    far, which may be empty."""
     engine = zlib.compressobj(level, zlib.DEFLATED, _WINDOW[coding])
     made: list[bytes] = []
     room = STEP
@@ -239,5 +239,5 @@ def deflate_steps(coding: Coding, buffers: Iterable[Buffer], level: int) -> Iter
 
 
 def deflate(coding: Coding, buffers: Iterable[Buffer], level: int) -> list[bytes]:
-    """The same at once."""
+    """Encodes the buffers as `deflate_steps` does, in one call."""
     return [piece for step in deflate_steps(coding, buffers, level) for piece in step]

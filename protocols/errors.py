@@ -1,4 +1,4 @@
-"""The two ways a protocol can be broken: by us (Local) or by the peer (Remote)."""
+"""The errors of the protocol machines: we broke the protocol (Local), or the peer did (Remote)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class ProtocolError(Exception):
 
 @final
 class LocalProtocolError(ProtocolError):
-    """The caller asked a machine for something its state forbids. Nothing was queued; the fault is in our code."""
+    """The caller asked a machine for something its state forbids. Nothing was queued. The fault is in the caller's code."""
 
 
 @final
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol.
 
-    `status` is the HTTP status to answer with where a head can still be sent, `wire_code` the wire's own code
-    (an HTTP/2 error code, a WebSocket close code) where the wire has one. After it a machine only gives out what
-    `data_to_send` still holds; it reads nothing more.
+    `status` is the HTTP status to answer with if a head can still be sent. `wire_code` is the wire's own code (an HTTP/2
+    error code, a WebSocket close code) if it has one. After this error a machine reads nothing more, and only gives out
+    what `data_to_send` still holds.
     """
 
     def __init__(self, message: str, *, status: int = 400, wire_code: int | None = None) -> None:
@@ -29,6 +29,6 @@ class RemoteProtocolError(ProtocolError):
         self.wire_code = wire_code
 
     def again(self) -> RemoteProtocolError:
-        """A new error like this one, to be raised. A machine that fails for good keeps one and raises copies: the traceback
-        of a raised error would keep the frames it came through alive, and by them the machine and its input."""
+        """A new error like this one, to be raised. A failed machine keeps one error and raises copies: the traceback of a
+        raised error keeps its frames alive, and through them the machine and its input."""
         return RemoteProtocolError(str(self), status=self.status, wire_code=self.wire_code)

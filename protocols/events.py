@@ -1,6 +1,6 @@
-"""The vocabulary of the transport machines: what they report and what they are told to send, in either role.
+"""The events of the transport machines, in either role: reports of what came, and commands to send.
 
-They are msgspec Structs, which cost a tenth of a frozen dataclass to make: one is made for each frame and piece.
+They are msgspec Structs because a machine makes one for each frame and piece: a frozen dataclass costs ten times as much.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 
 class Signal(enum.Enum):
-    """What `next_event` says when there is no event to give."""
+    """The answer of `next_event` when it has no event."""
 
     NEED_DATA = enum.auto()
     """Feed more bytes with `receive_data` (or `receive_eof`)."""
@@ -27,8 +27,8 @@ class Signal(enum.Enum):
     previous request is not complete). Sending makes progress possible again."""
 
     TURN = enum.auto()
-    """Many frames that were here made no event, and there may be more: ask again, after whatever else is due (HTTP/2, whose
-    peer can send such frames without end). Nothing is lost."""
+    """Many frames were read that make no event, and more may be here: call again after other work that is due. HTTP/2 alone
+    gives this, because its peer can send such frames without end. Nothing is lost."""
 
 
 NEED_DATA = Signal.NEED_DATA
@@ -38,10 +38,9 @@ TURN = Signal.TURN
 
 @final
 class Head(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What a request says before its body. `headers` have lower-case names, keep their order, hold no pseudo-header and no
-    connection field; `target` is origin-form, path and query as sent; `content_length` is None where the head does not
-    tell. Received, it is the same object for as long as a client repeats itself: what was found out from it may be kept
-    beside it."""
+    """The head of a request. `headers` have lower-case names, keep their order, and hold no pseudo-header and no connection
+    field. `target` is in origin-form, path and query as sent. `content_length` is None if the head has no length. While a
+    client repeats the same head, each received request has the same object: a caller may cache what it derives from it."""
 
     method: bytes
     target: bytes
@@ -57,13 +56,13 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def fields(self) -> dict[bytes, bytes]:
         """The first field of each name."""
-        return dict(reversed(self.headers))  # in this order the first one of a name is the one that stays
+        return dict(reversed(self.headers))  # reversed: the first field of a name is set last, and wins
 
 
 @final
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request begins. `body` is received only: all of it, where it is here already and wants no credit. Nothing else is
-    here then, and neither a Data nor an End follows. None: they do."""
+    """A request begins. `body` is for received requests only: the whole body, if it is already here and needs no credit. No
+    Data and no End follow then. None: they follow."""
 
     stream: int
     head: Head
@@ -72,8 +71,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A response head; a 1xx status is an interim one. Framing follows `content-length` in `headers`: present means
-    that many bytes, absent means chunked (HTTP/1.1) or until END_STREAM (HTTP/2)."""
+    """A response head; a 1xx status is an interim one. `content-length` in `headers` decides the framing: if it is present,
+    the body has that many bytes; if not, it is chunked (HTTP/1.1) or ends with END_STREAM (HTTP/2)."""
 
     stream: int
     status: int
@@ -82,8 +81,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Data(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a body. Received: one buffer. Sent: any number, written in order as one piece (one HTTP/1.1 chunk)
-    and by reference: their memory must not change until it is written."""
+    """A piece of a body. A received one has one buffer. A sent one has any number: they are written in order as one piece
+    (one HTTP/1.1 chunk), and by reference, so their memory must not change until it is written."""
 
     stream: int
     buffers: tuple[Buffer, ...]
@@ -95,8 +94,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The body is complete. Every message ends with exactly one, also one without a body, but for a Request that says all of
-    its body itself."""
+    """The body is complete. Every message ends with exactly one End, also a message without a body. The exception is a
+    Request that brings its whole body."""
 
     stream: int
     trailers: Headers = ()
@@ -104,7 +103,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Reset(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One stream ends abruptly; `code` is an HTTP/2 error code. HTTP/1.1 has no such thing: there the connection ends."""
+    """One stream ends abruptly; `code` is an HTTP/2 error code. HTTP/1.1 has no reset: its connection ends instead."""
 
     stream: int
     code: int = 0
@@ -112,7 +111,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Refused(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Received only: a request that must not reach a handler, but that can be answered: send a Response with `status`."""
+    """A received request that must not reach a handler but can be answered: send a Response with `status`."""
 
     stream: int
     status: int
@@ -121,8 +120,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class NoRoom(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """HTTP/2: the byte budget has no room for n bytes that came on the stream. They are dropped, as is what still comes
-    there, and credited; of the stream's input nothing is reported any more. It is open: whoever serves it ends it."""
+    """HTTP/2: the byte budget has no room for n bytes that came on the stream. They and all later input of the stream are
+    dropped, credited, and not reported. The stream stays open: its server must end it."""
 
     stream: int
     n: int
@@ -130,7 +129,7 @@ class NoRoom(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class GoAway(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """No new requests. Received: the peer opens no more. Sent: streams above `last_stream` are refused, others finish."""
+    """No new requests. Received: the peer opens none. Sent: streams above `last_stream` are refused, the others finish."""
 
     code: int = 0
     last_stream: int = 2**31 - 1
@@ -139,7 +138,7 @@ class GoAway(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class ConnectionEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Received only: the peer closed its side, in order; nothing more will be received."""
+    """The peer closed its side properly: nothing more will be received."""
 
 
 class Opcode(enum.IntEnum):
@@ -152,7 +151,7 @@ class Opcode(enum.IntEnum):
 
 @final
 class Frame(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One WebSocket data frame, byte for byte as it is on the wire: never merged, never split, never re-encoded."""
+    """One WebSocket data frame, exactly as on the wire: never merged, never split, never re-encoded."""
 
     opcode: Opcode
     fin: bool
@@ -161,7 +160,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Close(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A WebSocket Close frame; `code` is None for one without a body."""
+    """A WebSocket Close frame. `code` is None if the frame has no body."""
 
     code: int | None = 1000
     reason: str = ""
@@ -169,7 +168,7 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Ping(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A WebSocket Ping. A received one is answered by the machine itself."""
+    """A WebSocket Ping. The machine answers a received one itself."""
 
     data: bytes = b""
 
@@ -187,10 +186,10 @@ FrameEvent: TypeAlias = Frame | Close | Ping | Pong
 
 @final
 class Sent(msgspec.Struct):
-    """What leaving bytes have changed: `data_sent` returns it once the buffers of `data_to_send` are with the kernel."""
+    """The effect of written bytes: `data_sent` returns it once the buffers of `data_to_send` are with the kernel."""
 
     room: list[int] = []  # a Struct copies it
     """Streams whose queue became shorter."""
 
     ended: list[int] = []
-    """Streams of which the last byte of our ending (END_STREAM, last chunk, RST_STREAM) is written."""
+    """Streams whose last byte (END_STREAM, last chunk, RST_STREAM) is written."""

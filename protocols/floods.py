@@ -1,7 +1,7 @@
-"""What a peer may do that costs it little and us something: an allowance of each kind, and who has used up his.
+"""Flood limits: how much of each kind of cheap input a peer may send, and when it has sent too much.
 
-The machines of the wires count and have no clock; each wire has a table of its allowances, and one policy a connection asks
-whether what was counted is within them.
+Flood input costs the peer little and the gateway much. The machines of the wires count it and have no clock. Each wire has
+a table of allowances, and each connection a policy that compares the counts with them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Generic, Protocol, TypeVar, final
 
 
 class FloodCounts(Protocol):
-    """What a machine has counted since its connection began."""
+    """The counters of one machine, since its connection began."""
 
     total: int
-    """All of it, whatever the kind: it rises by at least as much as each of them does, bytes apart, which it has in steps of
-    `BYTES`."""
+    """A count over all kinds. It rises by at least as much as each kind does. For a kind that counts bytes it rises by 1 for
+    each `BYTES`."""
 
 
 BYTES = 16_384
-"""So many bytes of a kind that counts bytes are 1 in `FloodCounts.total`, and so is a part of them."""
+"""Bytes of a byte-counting kind that raise `FloodCounts.total` by 1; a part of them also raises it by 1."""
 
 C = TypeVar("C", bound=FloodCounts)
 
@@ -33,51 +33,51 @@ class Flood:
 
     kind: str
     count: int
-    """How many, since the connection began; bytes where the kind counts them."""
+    """How many since the connection began, in bytes for a kind that counts bytes."""
     seconds: float
-    """How long that took."""
+    """The age of the connection."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance(Generic[C]):
-    """How much of one kind a peer may do: `burst` at once, `rate` more a second, of which never more than a burst is in
-    hand, and what it has earned by real work on the same connection. No limit is reached by a long life alone."""
+    """How much of one kind a peer may send: `burst` at once, and `rate` more a second, which accumulates to at most one
+    burst. Work on the same connection can earn more. A long life alone reaches no limit."""
 
     kind: str
     counts: str
-    """In words, what counts 1, or where `in_bytes` its bytes."""
+    """In words, what is counted."""
     count: Callable[[C], int]
     burst: int
     rate: float
     earned_by: str = ""
-    """In words, what earns more; empty where nothing does."""
+    """In words, the work that earns more; empty if none does."""
     earned: Callable[[C], int] | None = None
     most_earned: int | None = None
-    """Of what was earned, no more is in hand; None: there is no bound."""
+    """The most of the earnings that can accumulate; None: no bound."""
     in_a_row: int | None = None
-    """So many one behind the other are allowed, whatever is in hand; None: there is no such bound."""
+    """The most in an uninterrupted row, whatever is left of burst and earnings; None: no bound."""
     longest: Callable[[C], int] | None = None
-    """The longest row so far."""
+    """The longest row since the connection began."""
     in_bytes: bool = False
 
 
 @final
 class Allowances(Generic[C]):
-    """The table of one wire."""
+    """The table of allowances of one wire."""
 
     __slots__ = ("due", "rows")
 
     def __init__(self, rows: Iterable[Allowance[C]]) -> None:
         self.rows = tuple(rows)
         self.due = 1 + min(_frames(row, row.burst, 0) for row in self.rows)
-        """No connection has used up an allowance as long as its `FloodCounts.total` is less."""
+        """While its `FloodCounts.total` is below this, no connection can have used up an allowance."""
 
     def __iter__(self) -> Iterator[Allowance[C]]:
         return iter(self.rows)
 
     def with_limits(self, said: Mapping[str, float]) -> Allowances[C]:
-        """The same table with other bursts and rates: `KIND_burst` and `KIND_rate` of each kind that are said."""
+        """A copy of the table with other bursts and rates: `said` may hold `KIND_burst` and `KIND_rate` of each kind."""
         return Allowances(
             replace(
                 row,
@@ -89,33 +89,34 @@ class Allowances(Generic[C]):
 
 
 def _frames(row: Allowance[C], in_hand: float, longest: int) -> int:
-    """How much `FloodCounts.total` may rise until the row may be used up."""
+    """How much `FloodCounts.total` may rise before the row can be used up."""
     left = int(in_hand) // BYTES if row.in_bytes else int(in_hand)
     return left if row.in_a_row is None else min(left, row.in_a_row - longest)
 
 
 @final
 class FloodPolicy(Generic[C]):
-    """Judges one connection. It has no clock: whoever asks says when, in seconds on any clock that never goes back."""
+    """Judges one connection. It has no clock: the caller passes the time, in seconds on any clock that never goes back."""
 
     __slots__ = ("_allowances", "_asked", "_began", "_purses", "_quiet_until", "_seen", "due")
 
     def __init__(self, allowances: Allowances[C], now: float) -> None:
         self._allowances = allowances
         self._began = self._asked = self._quiet_until = now
-        self._purses: array[float] | None = None  # of each row: counted, earned, and of both what is in hand
+        # four numbers a row: counted, earned, and what is left of burst and of earnings
+        self._purses: array[float] | None = None
         self._seen = 0
         self.due = allowances.due
-        """While `FloodCounts.total` is less there is nothing to ask about: the answer would be None."""
+        """While `FloodCounts.total` is below this, `judge` returns None: it need not be called."""
 
     def judge(self, counters: C, now: float) -> Flood | None:
-        """The first kind of which more came than was allowed until now; None where there is none. To be asked after every
-        few frames: what comes between two questions is taken to have come evenly, and what earns to have come first."""
+        """The first kind of which more came than is allowed, or None. Call it after every few frames: the input since the
+        last call counts as spread evenly over that time, and the earnings as made before it."""
         return None if counters.total < self.due else self._reckon(counters, now)
 
     def tick(self, counters: C, now: float) -> Flood | None:
-        """The same, to be asked about once a second also where nothing comes: so what comes at once after a pause is not
-        taken to have come evenly all through it."""
+        """Judges as `judge` does. Call it about once a second, also when nothing comes: without it, a burst after a pause
+        would count as spread evenly over the pause."""
         if counters.total != self._seen:
             return self._reckon(counters, now)
         self._quiet_until = now

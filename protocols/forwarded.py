@@ -1,7 +1,7 @@
-"""Reads the client of a forwarded request, as the proxies on its way name it: `Forwarded` (RFC 7239) and `X-Forwarded-For`.
+"""Finds the client of a forwarded request, as its proxies name it: `Forwarded` (RFC 7239) and `X-Forwarded-For`.
 
-Each proxy adds who has called it at the right end, and a client may have sent anything before it. So a list is walked from
-its right end, and only as far as the one that says so is trusted.
+Each proxy appends the address of its caller at the right end, and a client may have sent anything before that. The list is
+therefore walked from the right, and an entry counts only if the proxy that appended it is trusted.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Node(NamedTuple):
-    """The caller that a proxy has named."""
+    """An address that a proxy has named."""
 
     address: IPAddress
     port: int | None
-    """None where it is not told."""
+    """None if the proxy named no port."""
 
 
-# RFC 7239 section 4, and in a value without quotes also what IPv6 and ports need, because some proxies leave the quotes out
+# RFC 7239 section 4. Unquoted values may also hold the characters of IPv6 and ports: some proxies leave the quotes out.
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _PAIR = re.compile(rf'({_TOKEN})=(?:([!#$%&\'*+.^_`|~0-9A-Za-z:\[\]-]+)|"((?:[^"\\]|\\.)*)")')
 _NODE = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::(\d{1,5}|_[A-Za-z0-9._-]+))?|([0-9.]+)(?::(\d{1,5}|_[A-Za-z0-9._-]+))?")
 
 _HOPS = 32
-"""Proxies that are walked past: what a client sends may name thousands that are trusted, and each is work."""
+"""The most entries that are walked: a client could send thousands of trusted addresses, and each costs work."""
 _LONGEST = 4096
-"""Characters of one line of Forwarded, which has to be read whole: a longer one is malformed."""
+"""The most characters of one Forwarded line, which must be parsed whole. A longer line is malformed."""
 
 
 def client_of(
     forwarded: Sequence[bytes], x_forwarded_for: Sequence[bytes], trusts: Callable[[IPAddress], bool]
 ) -> Node | None:
-    """The last one on the way that a trusted proxy has named, of the values of both fields, each in the order of its lines;
-    the caller trusts the one that has sent them. None where nobody is named.
+    """The farthest client that a trusted proxy has named. The values are those of both fields, each in the order of its
+    lines; the caller trusts the peer that sent them. None if no proxy named a client.
 
-    A proxy sets one of the fields, and lets pass what its client says in the other: where both are there and do not say the
-    same, neither is believed.
+    A proxy sets one of the two fields and passes on its client's version of the other. If both are present and name
+    different addresses, neither is believed.
     """
     named = [_walk(nodes, trusts) for nodes in (_of_forwarded(forwarded), _of_list(x_forwarded_for)) if nodes is not None]
     if len(named) == 2 and (named[0] is None or named[1] is None or named[0].address != named[1].address):
@@ -61,15 +61,15 @@ def _walk(nodes: Iterator[Node | None], trusts: Callable[[IPAddress], bool]) -> 
 
 
 def _of_forwarded(values: Sequence[bytes]) -> Iterator[Node | None] | None:
-    """The callers named, from the right; None for a hidden one, such as `unknown`, and for all of a malformed line: after an
-    open quote, the text that a proxy has added would be part of its client's."""
+    """The entries from the right. None for a hidden one, such as `unknown`, and for a whole malformed line: after an open
+    quote, the text that a proxy appended would count as its client's."""
     if not values:
         return None
     return (_node(text) for value in reversed(values) for text in reversed(_elements(value.decode("latin-1"))))
 
 
 def _elements(value: str) -> list[str]:
-    """Whom each element names; the empty text for nobody, and for all of a malformed line."""
+    """The `for` value of each element. Empty if the element has none, and once for a whole malformed line."""
     if len(value) > _LONGEST:
         return [""]
     found: list[str] = []
@@ -86,7 +86,7 @@ def _elements(value: str) -> list[str]:
         if at < end and value[at] not in ",;":
             return [""]
         if at >= end or value[at] == ",":
-            if pairs:  # an empty element is none (RFC 9110 section 5.6.1.2)
+            if pairs:  # an empty element is ignored (RFC 9110 section 5.6.1.2)
                 found.append(pairs.get("for", ""))
                 pairs = {}
             if at >= end:
@@ -111,7 +111,7 @@ def _node(text: str) -> Node | None:
     """A node as in RFC 7239 section 6, or an IPv6 address without brackets, as X-Forwarded-For has it."""
     found = _NODE.fullmatch(text)
     host, port = (found[1] or found[3], found[2] or found[4]) if found else (text, None)
-    if not found and not re.fullmatch(r"[0-9A-Fa-f:.]+", text):  # a zone would be in nobody's network
+    if not found and not re.fullmatch(r"[0-9A-Fa-f:.]+", text):  # refuses an address with a zone, which no network contains
         return None
     try:
         address = ipaddress.ip_address(host)

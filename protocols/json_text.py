@@ -1,4 +1,4 @@
-"""Looks through JSON text in steps of 1 MiB: what stands outside of its strings, how deep, how much. It reads no value."""
+"""Scans JSON text in steps of 1 MiB: counts and depths of what is outside of its strings. It decodes no value."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Text: TypeAlias = bytes | bytearray
 Codes: TypeAlias = npt.NDArray[np.uint8]
 
 STEP: Final = 2**20
-"""Bytes that one call of a search, a translation or a comparison sees: a thread that is at it lets others run in between."""
+"""Bytes that one call into C code sees. Between two calls other threads can run."""
 MAX_NUMBER: Final = 400
-"""Characters of one number. CPython itself reads integers of 4,300 digits in quadratic time."""
+"""The most characters of one number. CPython itself reads integers of up to 4,300 digits, in quadratic time."""
 
-_CHUNK = 2**16  # bytes, or brackets, that numpy looks at together: temporary arrays stay small
-_LARGE = 2**14  # bytes from which on numpy looks through a text faster than `bytes` does
+_CHUNK = 2**16  # bytes, or brackets, that numpy handles together: temporary arrays stay small
+_LARGE = 2**14  # bytes from which on numpy scans a text faster than `bytes` does
 _DIGITS = b"0123456789"
 _NUMBER_BYTES = b"0123456789+-.eE"
 _TO_ZERO = bytes(ord("0") if byte in _NUMBER_BYTES else ord(" ") for byte in range(256))
@@ -29,13 +29,13 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _NO_STRUCTURE = _NOT_BRACKETS.replace(b'"', b"")
 _IS_MARK = np.zeros(256, np.bool_)
 _IS_MARK[list(b"[]{},")] = True
-_STEPS = np.zeros(256, np.int8)  # what a bracket adds to the depth
+_STEPS = np.zeros(256, np.int8)  # the change of depth at a bracket
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
 @final
 class Census(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How many arrays, objects and commas a text has, outside of its strings or, where nobody looks closer, in them too."""
+    """The numbers of arrays, objects and commas in a text: outside of its strings, or for a quick count inside them too."""
 
     arrays: int = 0
     objects: int = 0
@@ -48,17 +48,17 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def values(self) -> int:
-        """What begins a value: commas and opening brackets."""
+        """The most values there can be: commas and opening brackets."""
         return self.arrays + self.objects + self.commas
 
     @property
     def cost(self) -> int:
-        """Bytes of memory that the values take once they are read, beside the texts of strings: as measured, and more."""
+        """An upper bound of the memory that the values take once they are read, in bytes, without the texts of strings."""
         return 80 * self.arrays + 200 * self.objects + 48 * self.commas
 
 
 def census_of(text: Text | memoryview) -> Census:
-    """What stands in a text, strings or not: never less than what `close_census_of` finds, for a tenth of its time."""
+    """Counts inside strings too. Each number is at least that of `close_census_of`, in a tenth of its time."""
     if len(text) < _LARGE:
         text = bytes(text)
         return Census(arrays=text.count(b"["), objects=text.count(b"{"), commas=text.count(b","))
@@ -68,7 +68,7 @@ def census_of(text: Text | memoryview) -> Census:
 
 
 def close_census_of(text: Text | memoryview, containers: float = math.inf, values: float = math.inf) -> Census:
-    """What stands in a text outside of its strings. It ends where there is more than so much of it."""
+    """Counts outside of strings. It stops early once there are more than `containers` or `values`."""
     census = Census()
     for piece in outside_strings(text):
         census = Census(
@@ -82,7 +82,7 @@ def close_census_of(text: Text | memoryview, containers: float = math.inf, value
 
 
 def count(text: Text, byte: bytes) -> int:
-    """How often a byte is in a text."""
+    """How often the byte occurs in the text."""
     if len(text) < _LARGE:
         return text.count(byte)
     return _count_code(np.frombuffer(text, np.uint8), ord(byte))
@@ -93,7 +93,7 @@ def _count_code(codes: Codes, code: int) -> int:
 
 
 def find(text: Text | memoryview, wanted: bytes, start: int = 0) -> int:
-    """Where some bytes begin in a text from `start` on; -1 where they do not."""
+    """The index of the first `wanted` in the text from `start` on, or -1."""
     while start < len(text):
         found = bytes(text[start : start + STEP + len(wanted) - 1]).find(wanted)
         if found >= 0:
@@ -103,7 +103,7 @@ def find(text: Text | memoryview, wanted: bytes, start: int = 0) -> int:
 
 
 def has_run(text: Text, length: int, *, digits: bool) -> bool:
-    """Whether a text has so many digits one after another, or characters of numbers."""
+    """True if the text has `length` digits in a row or, without `digits`, that many characters of numbers."""
     table, wanted = _DIGITS_TO_ZERO if digits else _TO_ZERO, b"0" * length
     if len(text) <= STEP:
         return wanted in text.translate(table)
@@ -111,8 +111,8 @@ def has_run(text: Text, length: int, *, digits: bool) -> bool:
 
 
 def may_hold_long_number(text: Text) -> bool:
-    """Whether a JSON text may have a number of more than 400 characters. False is certain: no number has a comma, and
-    one that is too long fills a block of half its length."""
+    """True if a JSON text may have a number of more than 400 characters. False is certain: a number contains no comma, and
+    one that is too long fills an aligned block of half its length."""
     if len(text) >= _LARGE:
         block = MAX_NUMBER // 2
         blocks = np.frombuffer(text, np.uint8)[: len(text) // block * block].reshape(-1, block)
@@ -123,7 +123,7 @@ def may_hold_long_number(text: Text) -> bool:
 
 
 def has_long_number(text: Text) -> bool:
-    """Whether a text has so many characters of numbers one after another outside of its strings."""
+    """True if the text has more than 400 characters of numbers in a row outside of its strings."""
     before = b""
     for piece in outside_strings(text):
         zeros = before + piece.translate(_TO_ZERO)
@@ -134,8 +134,8 @@ def has_long_number(text: Text) -> bool:
 
 
 def deeper_than(text: Text, depth: int) -> bool:
-    """Whether arrays and objects stand in one another deeper than that."""
-    if b"\\" not in text:  # so that runs of backslashes cannot grow together
+    """True if arrays and objects are nested deeper than `depth`."""
+    if b"\\" not in text:  # joining pieces must not join runs of backslashes
         text = b"".join([text[at : at + STEP].translate(None, _NO_STRUCTURE) for at in range(0, len(text), STEP)])
     level = 0
     for piece in outside_strings(text):
@@ -150,25 +150,25 @@ def deeper_than(text: Text, depth: int) -> bool:
 
 
 def outside_strings(text: Text | memoryview) -> Iterator[bytes]:
-    """The text without its strings, in pieces; of each string its closing quote is left, and keeps what stood beside it
+    """Yields the text without its strings, in pieces. The closing quote of each string stays and keeps its neighbors
     apart."""
     for at, inside in _insides(text):
         yield np.frombuffer(text, np.uint8)[at : at + len(inside)][~inside].tobytes()
 
 
 def inside_strings(text: Text) -> npt.NDArray[np.bool_]:
-    """True for each byte from an opening quote to the last before the closing one, False for the others."""
+    """A mask: True for each byte from an opening quote up to, but not including, the closing one."""
     pieces = [inside for _, inside in _insides(text)]
     return np.concatenate(pieces) if pieces else np.zeros(0, np.bool_)
 
 
 def _insides(text: Text | memoryview) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-    """Where each piece begins, and which of its bytes are in strings.
+    """Yields the start of each piece, and a mask of its bytes that are inside strings.
 
-    Backslashes stand in runs; with the pairs of each run gone, one that is left escapes what follows it. Where a text
-    has backslashes outside of strings this is wrong from the first of them on, which is where its decoder stops.
+    Backslashes come in runs. Once pairs are removed, a remaining backslash escapes the next character. If a text has a
+    backslash outside of its strings, the mask is wrong from there on, and a decoder fails at that place anyway.
     """
-    escaped = within = False  # the first byte of the piece, and what stands before it
+    escaped = within = False  # the first byte of the piece is escaped; the piece begins inside a string
     for at in range(0, len(text), STEP):
         piece = bytes(text[at : at + STEP])
         if escaped:
@@ -179,7 +179,7 @@ def _insides(text: Text | memoryview) -> Iterator[tuple[int, npt.NDArray[np.bool
         else:
             escaped = False
         inside: npt.NDArray[np.bool_] = np.frombuffer(piece, np.uint8) == ord('"')
-        np.bitwise_xor.accumulate(inside, out=inside)  # each quote turns it over
+        np.bitwise_xor.accumulate(inside, out=inside)  # each quote toggles it
         if within:
             np.logical_not(inside, out=inside)
         within = bool(inside[-1])
@@ -188,8 +188,8 @@ def _insides(text: Text | memoryview) -> Iterator[tuple[int, npt.NDArray[np.bool
 
 @final
 class Marks:
-    """The brackets and commas of a text that stand outside of its strings: where each is, and how deep. Some 12 bytes of
-    memory for each of them."""
+    """The brackets and commas outside of a text's strings, each with its place and depth. Takes some 12 bytes of memory for
+    each of them."""
 
     __slots__ = ("at", "codes", "inside", "levels", "open_string")
 
@@ -197,7 +197,7 @@ class Marks:
         places: list[npt.NDArray[np.int64]] = []
         codes: list[Codes] = []
         self.open_string = False
-        """Whether the text ends in a string."""
+        """True if the text ends inside a string."""
         for at, inside in _insides(text):
             piece = np.frombuffer(text, np.uint8)[at : at + len(inside)]
             found = np.flatnonzero(_IS_MARK[piece] & ~inside)
@@ -205,10 +205,10 @@ class Marks:
             codes.append(piece[found])
             self.open_string = bool(inside[-1])
         self.at = np.concatenate(places) if places else np.zeros(0, np.int64)
-        """Where they are, in order."""
+        """Their places, in order."""
         self.codes = np.concatenate(codes) if codes else np.zeros(0, np.uint8)
-        """Which they are."""
+        """Their bytes."""
         steps = _STEPS[self.codes]
-        # of an opening bracket what stands before it, of a closing one what stands behind: both are of the same value
+        # an opening bracket has the depth before it, a closing one the depth behind it: the same for both ends of a value
         self.levels = np.cumsum(steps, dtype=np.int32) - (steps == 1)
-        """How many arrays and objects stand around it; a comma is in the one that it parts."""
+        """The number of arrays and objects around each; a comma counts the one that it separates."""

@@ -1,4 +1,4 @@
-"""JSON lines: one JSON text a line, each ended by LF, in both directions."""
+"""JSON lines: one JSON text on each line, ended by LF, in both directions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
 
 MAX_LINE = 32 * 1024 * 1024
-"""The decoder's default bound: twice the text that one generation may have (16 MiB), which the last line repeats."""
-# What is below U+0020 JSON escapes itself.
+"""The decoder's default bound: twice the text of one generation (16 MiB), because the last line repeats the text."""
+# JSON itself escapes all characters below U+0020.
 _LINE_ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
 
 
 def unbroken(json: bytes) -> bytes:
-    """JSON, which is in UTF-8, with escapes for the line ends of Unicode that its strings have: clients that read a stream
-    by lines as Python's `str` has them (httpx, and huggingface_hub with it) would take one line for two."""
+    """Escapes the line ends of Unicode inside the strings of a JSON text in UTF-8. Clients that split a stream with Python's
+    `str.splitlines` (httpx, and through it huggingface_hub) would split such a line in two."""
     if json.isascii():
         return json
     for line_end, escape in _LINE_ENDS:
@@ -25,7 +25,7 @@ def unbroken(json: bytes) -> bytes:
 
 
 def encode_line(data: bytes) -> bytes:
-    """The line of one serialized JSON text. LocalProtocolError if it holds a line break, as pretty-printed JSON does."""
+    """The line of one serialized JSON text. LocalProtocolError if it contains a line break, as pretty-printed JSON does."""
     if b"\n" in data or not data:
         raise LocalProtocolError("a JSON line holds one JSON text without line breaks: serialize it without indentation")
     return data + b"\n"
@@ -33,11 +33,11 @@ def encode_line(data: bytes) -> bytes:
 
 @final
 class LineDecoder:
-    """The lines of a JSON lines body, whatever pieces it arrives in.
+    """Decodes a JSON lines body, whatever pieces it arrives in.
 
-    `next_event` gives each without its line end and without white space around it; blank lines are skipped. What
-    follows the last LF is given after `receive_eof`. A line above `max_line` bytes raises RemoteProtocolError, from
-    then on at each call.
+    `next_event` returns each line without its line end and without white space around it, and skips blank lines. Text behind
+    the last LF comes after `receive_eof`. A line above `max_line` bytes raises RemoteProtocolError, and so does each later
+    call.
     """
 
     __slots__ = ("_at", "_buffer", "_eof", "_max", "_scanned")
@@ -45,20 +45,20 @@ class LineDecoder:
     def __init__(self, *, max_line: int = MAX_LINE) -> None:
         self._max = max_line
         self._buffer = bytearray()
-        self._at = 0  # where the next line starts
-        self._scanned = 0  # up to where there is no LF
+        self._at = 0  # start of the next line
+        self._scanned = 0  # before here there is no LF
         self._eof = False
 
     def receive_data(self, data: Buffer) -> None:
-        """Stores bytes. Call `next_event` until NEED_DATA before storing more: that is what bounds the memory."""
+        """Stores bytes. To bound the memory, call `next_event` until NEED_DATA before storing more."""
         self._buffer += data
 
     def receive_eof(self) -> None:
-        """The body is complete: bytes without a line end are the last line."""
+        """Tells that the body is complete: bytes without a line end are the last line."""
         self._eof = True
 
     def next_event(self) -> bytes | Signal:
-        """The next line that is not blank, or NEED_DATA; after `receive_eof` NEED_DATA means that there is no more."""
+        """The next line that is not blank, or NEED_DATA. After `receive_eof`, NEED_DATA means that no line is left."""
         while (stop := self._line_end()) is not None:
             if stop - self._at > self._max:
                 raise RemoteProtocolError(f"a JSON line is at most {self._max} bytes (max_line), got {stop - self._at}")
@@ -69,7 +69,8 @@ class LineDecoder:
         return NEED_DATA
 
     def _line_end(self) -> int | None:
-        """Where the next line stops: at its LF, at the end of the body, or already because it is too long."""
+        """The end of the next line: its LF, the end of the body, or the end of the buffer if the line is already too
+        long."""
         buffer = self._buffer
         stop = buffer.find(b"\n", max(self._at, self._scanned))
         if stop >= 0:

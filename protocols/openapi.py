@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 documents, from the msgspec types that also read and write the bodies."""
+"""Builds OpenAPI 3.1 documents from the msgspec types that read and write the bodies."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _CAPTURED = re.compile(r"\{(\w+)\}")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """One form of a body. `type` is what msgspec reads or writes; None: bytes or text that only `description` tells of."""
+    """One form of a body. `type` is the type that msgspec reads or writes. None: bytes or text, described in words alone."""
 
     content_type: str = "application/json"
-    type: Any = None  # whatever msgspec takes for one
+    type: Any = None  # any type that msgspec supports
     description: str = ""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A header field, or a parameter of a query."""
+    """A header field or a query parameter."""
 
     name: str
     description: str
-    type: Any = str  # whatever msgspec takes for one
+    type: Any = str  # any type that msgspec supports
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a status means, and the forms its body may have."""
+    """The meaning of a status, and the forms of its body."""
 
     status: int
     description: str
@@ -48,8 +48,9 @@ class Answer:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method at one path, or at several that differ by what they leave out. `name` is the id of the first; the others
-    add what their path names more. Without `bodies` a request has none; with `required` it has one."""
+    """One method at one path, or at several paths that leave out parts of each other. `name` is the id of the first path;
+    the ids of the others add the names that their paths capture beyond it. Without `bodies` a request has no body; with
+    `required` it must have one."""
 
     name: str
     method: str
@@ -66,8 +67,8 @@ class Operation:
 def document(
     *, title: str, version: str, description: str, operations: Sequence[Operation], captured: Mapping[str, str]
 ) -> dict[str, Any]:  # a JSON object
-    """The document of these operations. `captured` describes what a path captures, by name; KeyError for one that it does
-    not know. ValueError for two operations of one method at one path, or of one id."""
+    """The document of these operations. `captured` describes each path parameter by name; KeyError if one is missing.
+    ValueError for two operations with the same method and path, or with the same id."""
     found = list(_types(operations))
     written, components = msgspec.json.schema_components(found, ref_template=_SCHEMAS)
     schemas = dict(zip(map(repr, found), written, strict=True))
@@ -150,7 +151,7 @@ def _content(bodies: Iterable[Body], schemas: Mapping[str, Any]) -> dict[str, An
 
 
 def _media(body: Body, schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """A body that is no JSON has no schema in OpenAPI 3.1 but what says what it is."""
+    """A media type object. OpenAPI 3.1 gives a body that is not JSON no schema beyond a description."""
     if body.type is None:
         return {"schema": {"description": body.description}}
     schema = schemas[repr(body.type)]

@@ -1,8 +1,8 @@
-"""Reads the PROXY protocol, versions 1 and 2: the header that a proxy of connections sends before its client's first byte.
+"""Reads the PROXY protocol, versions 1 and 2: the header that a TCP proxy sends before its client's first byte.
 
-The specification is HAProxy's, `doc/proxy-protocol.txt`; sections below are of it. It wants a receiver to know whether a
-header comes. `ProxyReceiver` looks, so it is for peers alone that are known to be proxies: anybody else could claim any
-address.
+The specification is HAProxy's `doc/proxy-protocol.txt`; section numbers below are its. It requires a receiver to know
+whether a header comes. `ProxyReceiver` detects it instead. Use it only for peers that are known to be proxies: any other
+peer could claim any address.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from protocols.events import NEED_DATA, Buffer, Signal
 
 SIGNATURE_1 = b"PROXY "
 SIGNATURE_2 = b"\r\n\r\n\x00\r\nQUIT\n"
-_LINE = 107  # section 2.1: bytes, its CRLF among them
+_LINE = 107  # section 2.1: bytes, CRLF included
 _FIXED = 16  # section 2.2: signature, version and command, family and transport, length
 LONGEST = _FIXED + 0xFFFF
-"""Bytes of the longest header that there is."""
+"""The size of the longest possible header, in bytes."""
 
 Endpoint: TypeAlias = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int] | bytes
-"""An address and a port, or the path of a Unix socket; an abstract one begins with a zero."""
+"""An address and a port, or the path of a Unix socket. The path of an abstract socket begins with a zero byte."""
 
-# section 2.2, by family: bytes of one address, and of a port
+# section 2.2, by family: the sizes of one address and of one port, in bytes
 _SIZES = {1: (4, 2), 2: (16, 2), 3: (108, 0)}
 _UNSPECIFIED, _STREAM, _TRANSPORTS = 0, 1, 2
-# no zero before a number (section 2.1); `ipaddress` looks at the addresses itself
+# no leading zero in a number (section 2.1); `ipaddress` checks the addresses itself
 _PORT = r"(0|[1-9][0-9]{0,4})"
 _TCP = re.compile(rf"PROXY TCP([46]) ([0-9A-Fa-f:.]+) ([0-9A-Fa-f:.]+) {_PORT} {_PORT}")
 
@@ -39,24 +39,24 @@ class ProxyHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The header of a connection, or its absence."""
 
     version: Literal[0, 1, 2]
-    """0: without a header."""
+    """0: the connection has no header."""
     source: Endpoint | None = None
-    """The client. None: the connection's own peer, because the proxy itself is the client (LOCAL, such as a check of health)
-    or does not know another (UNKNOWN, and what is no stream)."""
+    """The client. None if the client is the connection's own peer: the proxy speaks for itself (LOCAL, such as a health
+    check), or knows no address (UNKNOWN, or no stream)."""
     destination: Endpoint | None = None
-    """The address that the client connected to; None where `source` is."""
+    """The address that the client connected to. None if `source` is None."""
 
 
 @final
 class ProxyReceiver:
-    """The begin of a connection whose peer may send a PROXY header.
+    """The beginning of a connection whose peer may send a PROXY header.
 
-    `receive_data` what comes, however it is cut, then `next_event`, until it is a ProxyHeader: then `rest` is what was
-    received behind the header, all of it where there is none. TLVs are skipped, their checksum too.
+    Pass the received bytes to `receive_data`, in any pieces, and call `next_event` until it returns a ProxyHeader. `rest`
+    then holds the bytes behind the header, which are all bytes if there is no header. TLVs and their checksum are skipped.
     """
 
     def __init__(self, at_most: int = LONGEST) -> None:
-        """`at_most` bounds a header, and so what is held."""
+        """`at_most` is the largest header, in bytes, and bounds the memory."""
         self._at_most = at_most
         self._received = bytearray()
         self._ended = False
@@ -65,7 +65,7 @@ class ProxyReceiver:
 
     @property
     def begun(self) -> bool:
-        """True if part of a header has come, and not all of it."""
+        """True if a part of the header has come, but not all of it."""
         return self._header is None and bool(self._received)
 
     @property
@@ -74,16 +74,16 @@ class ProxyReceiver:
         return bytes(self._received[self._size :]) if self._header is not None else b""
 
     def receive_data(self, data: Buffer) -> None:
-        """Takes bytes of the peer."""
+        """Takes bytes from the peer."""
         self._received += data
 
     def receive_eof(self) -> None:
-        """Tells that the peer sends no more."""
+        """Tells that the peer sends nothing more."""
         self._ended = True
 
     def next_event(self) -> ProxyHeader | Signal:
-        """The header, again and again once it is there; NEED_DATA before. RemoteProtocolError for one that is malformed,
-        larger than it may be, or cut off: the connection is to be closed."""
+        """The header, the same at each later call; NEED_DATA until it is complete. RemoteProtocolError if it is malformed,
+        too large, or cut off: close the connection then."""
         if self._header is None:
             found = self._found()
             if found is None:
@@ -127,7 +127,7 @@ class ProxyReceiver:
         size = _FIXED + int.from_bytes(data[14:16], "big")
         if size > self._at_most:
             raise RemoteProtocolError(f"PROXY header of {size} bytes: more than {self._at_most} (limits.head)")
-        local = command == 0  # then the rest means nothing
+        local = command == 0  # the rest of such a header has no meaning
         family, transport = divmod(data[13], 16)
         if not local and (family > max(_SIZES) or transport > _TRANSPORTS):
             raise RemoteProtocolError(f"PROXY header: no family and transport are {data[13]:#04x}")

@@ -1,10 +1,10 @@
-"""Which end of a connection a machine plays."""
+"""The two roles of a protocol machine."""
 
 import enum
 
 
 class Role(enum.Enum):
-    """The side of the connection a protocol machine stands on: it answers requests (SERVER) or makes them (CLIENT)."""
+    """The side of the connection that a protocol machine is on: SERVER answers requests, CLIENT makes them."""
 
     SERVER = enum.auto()
     CLIENT = enum.auto()

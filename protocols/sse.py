@@ -1,4 +1,4 @@
-"""Server-Sent Events: events out as a server, and a decoder for the client's side (WHATWG HTML section 9.2)."""
+"""Server-Sent Events: an encoder for the server, a decoder for the client (WHATWG HTML section 9.2)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
 
 MAX_EVENT = 32 * 1024 * 1024
-"""The decoder's default bound: twice the text that one generation may have (16 MiB), which the last event repeats."""
+"""The decoder's default bound: twice the text of one generation (16 MiB), because the last event repeats the text."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
 def encode_event(data: bytes) -> bytes:
-    """One event: `data: `, the data, a blank line. Data of several lines becomes as many `data:` lines, which the
-    client joins with LF again. There is nothing to escape: any bytes may be sent, though clients read UTF-8."""
+    """One event: `data: `, the data, a blank line. Data of several lines becomes one `data:` line for each, which the client
+    joins with LF again. Nothing needs escaping: any bytes may be sent, though clients read UTF-8."""
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
     return b"data: " + data + b"\n\n"
@@ -27,8 +27,8 @@ def encode_event(data: bytes) -> bytes:
 
 @final
 class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event. `data` is as it came, its lines joined with LF; `event` is "message" where the server named none;
-    `id` is the last one the stream has set, which an event without an id inherits."""
+    """One event. `data` has its lines joined with LF. `event` is "message" if the server named no type. `id` is the last id
+    of the stream: an event without an id inherits it."""
 
     data: bytes
     event: str = "message"
@@ -37,12 +37,12 @@ class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class SSEDecoder:
-    """The events of a `text/event-stream` body, whatever pieces it arrives in.
+    """Decodes a `text/event-stream` body, whatever pieces it arrives in.
 
-    Lines end with CR, LF or CRLF, and an event is given out at its blank line, without waiting for what follows; one
-    that the body ends without completing is dropped, as the standard says. Comments, `retry` and unknown fields are
-    skipped, and so is a byte order mark at the start. A line, or the data of an event, above `max_event` bytes
-    raises RemoteProtocolError, from then on at each call.
+    Lines end with CR, LF or CRLF. An event is returned at its blank line, without waiting for more. An event that the body
+    leaves incomplete is dropped, as the standard requires. Comments, `retry`, unknown fields and a byte order mark at the
+    start are skipped. A line, or the data of an event, above `max_event` bytes raises RemoteProtocolError, and so does each
+    later call.
     """
 
     __slots__ = ("_after_cr", "_at", "_buffer", "_data", "_error", "_first", "_id", "_max", "_scanned", "_type")
@@ -50,8 +50,8 @@ class SSEDecoder:
     def __init__(self, *, max_event: int = MAX_EVENT) -> None:
         self._max = max_event
         self._buffer = bytearray()
-        self._at = 0  # where the next line starts
-        self._scanned = 0  # up to where no line end was found
+        self._at = 0  # start of the next line
+        self._scanned = 0  # before here there is no line end
         self._after_cr = False
         self._first = True
         self._data = bytearray()
@@ -60,12 +60,12 @@ class SSEDecoder:
         self._error: RemoteProtocolError | None = None
 
     def receive_data(self, data: Buffer) -> None:
-        """Stores bytes. Call `next_event` until NEED_DATA before storing more: that is what bounds the memory."""
+        """Stores bytes. To bound the memory, call `next_event` until NEED_DATA before storing more."""
         self._buffer += data
 
     @property
     def begun(self) -> bool:
-        """Whether an event, or a line that is no comment, has begun and not ended: where the body ends here, it was cut
+        """True if an event, or a line that is not a comment, has begun and not ended. If the body ends now, it was cut
         off."""
         line = bytes(self._buffer[self._at : self._at + len(_BOM) + 1])
         if self._first:

@@ -1,4 +1,4 @@
-"""Reading JSON that strangers wrote: RFC 8259, UTF-8 alone, with bounds on depth, values and numbers and one error type."""
+"""Reads JSON from untrusted peers: RFC 8259 in UTF-8, with limits on depth, values and numbers, and one error type."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from protocols.json_text import (
 )
 
 CONTAINERS: Final = 100_000
-"""Arrays and objects that a text may have where nobody says otherwise: each takes some 80 or 200 bytes of memory."""
+"""The default limit of arrays and objects in a text: each takes some 80 or 200 bytes of memory."""
 VALUES: Final = 1_000_000
-"""Commas and opening brackets that it may have outside of its strings: so many values are there at most."""
+"""The default limit of commas and opening brackets outside of strings: a text has at most that many values."""
 
 BOM: Final = b"\xef\xbb\xbf"
-"""The byte order mark in UTF-8, which is skipped at the begin of a text."""
-_BEYOND_64_BITS = 19  # digits: may be
+"""The byte order mark in UTF-8, which is skipped at the beginning of a text."""
+_BEYOND_64_BITS = 19  # digits: an integer this long may exceed 64 bits
 _PAIR_SIGNS = (b'":', b" :", b"\t:", b"\n:", b"\r:")
-_SHORT = 2**10  # bytes that may all be floats of the kind of which the decoder takes 8 us each, as for 1e300
-_ALWAYS_AT_ONCE = 2**18  # bytes: below, no text holds the interpreter for long
-_AT_ONCE = 2**24  # bytes of a text of long strings
-_MARKS_AT_ONCE = 2**16  # brackets and commas in what is decoded at once: some milliseconds
+_SHORT = 2**10  # bytes; even if all were floats like 1e300, which cost the decoder 8 us each, the text is quick to read
+_ALWAYS_AT_ONCE = 2**18  # bytes; a shorter text never holds the interpreter for long
+_AT_ONCE = 2**24  # bytes; the limit for a text of long strings
+_MARKS_AT_ONCE = 2**16  # brackets and commas in one decoded piece: some milliseconds
 _COMMA, _SQUARE, _CURLY = b",[{"
 _CLOSING = {_SQUARE: ord("]"), _CURLY: ord("}")}
 _SPACE = re.compile(rb"[ \t\n\r]*+")
@@ -53,19 +53,19 @@ _BEHIND = "trailing characters"
 
 def _float(text: str) -> float:
     value = float(text)
-    if value - value:  # not 0, but NaN
+    if value - value:  # the difference is not 0 for NaN and infinities
         raise ValueError("Number out of range")
     return value
 
 
 _DECODER = msgspec.json.Decoder()
-_STEADY = msgspec.json.Decoder(float_hook=_float)  # slower for most floats, and never slow
+_STEADY = msgspec.json.Decoder(float_hook=_float)  # slower for most floats, but never very slow
 _SHALLOW = msgspec.json.Decoder(float_hook=str)
 
 
 @final
 class JSONError(Exception):
-    """The text is not JSON, or goes beyond a bound. `message` is fit for the peer: it echoes at most a shortened key."""
+    """The text is not JSON or exceeds a limit. `message` may be shown to the peer: it quotes at most a shortened key."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -84,18 +84,18 @@ def loads(
     values: int = VALUES,
     float_hook: Callable[[str], Any] | None = None,
 ) -> Any:  # a JSON value: the caller looks at its type
-    """The value of a JSON text. Integers are exact, other numbers the nearest double; a byte order mark is skipped.
+    """The value of a JSON text. Integers are exact, other numbers are the nearest double. A byte order mark is skipped.
 
-    JSONError, which begins with `what`, for anything but one JSON text in UTF-8, for arrays and objects nested deeper
-    than `depth`, for more than `containers` of them or more than `values` values, for a number of more than 400 characters
-    or beyond the range of a double, and for an escaped surrogate without its pair. `NaN`, `Infinity` and `-Infinity`, which
-    RFC 8259 does not know, are read only with `allow_nonfinite`. With `duplicates` the last of several equal keys of an
-    object wins; without, they are an error. Without `floats` numbers that are no integers are left as text, of whatever
-    range; `float_hook` makes something else of that text.
+    JSONError, whose message begins with `what`, if the data are not one JSON text in UTF-8; for nesting deeper than `depth`;
+    for more than `containers` arrays and objects or more than `values` values; for a number of more than 400 characters or
+    beyond the range of a double; and for an escaped surrogate without its pair. `allow_nonfinite` accepts `NaN`, `Infinity`
+    and `-Infinity`, which RFC 8259 does not have. With `duplicates` the last of several equal keys of an object wins;
+    without it, they are an error. Without `floats`, numbers that are not integers stay text, whatever their range;
+    `float_hook` converts that text to another value.
 
-    The text is copied once if it is a memoryview. What it costs beyond its values (`json_text.Census.cost`) is a few passes
-    at memory speed and, where it looks suspicious, some times its length of memory while they last, but no more than 16 MiB.
-    A long text is read in steps of some milliseconds, between which other threads have their turn.
+    A memoryview is copied once. Beside the values (`json_text.Census.cost`), reading costs a few passes at memory speed and,
+    for suspicious texts, temporary memory of a few times the text's length, but at most 16 MiB. A long text is read in steps
+    of some milliseconds, between which other threads can run.
     """
     text = bytes(data) if isinstance(data, memoryview) else data
     if text.startswith(BOM):
@@ -106,7 +106,7 @@ def loads(
             try:
                 value = _DECODER.decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                pass  # the reader has the words
+                pass  # `_Reader` makes the error message
             else:
                 if duplicates or not _may_repeat_keys(text, value):
                     return value
@@ -121,10 +121,10 @@ def loads(
 
 
 def cost_of(data: Buffer, *, containers: int = CONTAINERS, values: int = VALUES) -> int:
-    """The bytes of memory that the values of a text take once `loads` has read it, beside the texts of its strings. 0 for
-    one that it refuses for its `containers` or `values`: then nothing is made of it."""
+    """The memory that the values of a text take once `loads` has read it, in bytes, without the texts of its strings. 0 if
+    `loads` would refuse the text for its `containers` or `values`, because then no value is made."""
     census = census_of(data)
-    if census.cost > len(data):  # strings may have the most of it
+    if census.cost > len(data):  # most of the count may be inside strings
         census = close_census_of(data, containers, values)
         if census.containers > containers or census.values > values:
             return 0
@@ -132,16 +132,15 @@ def cost_of(data: Buffer, *, containers: int = CONTAINERS, values: int = VALUES)
 
 
 def is_plain(text: bytes, pairs: int) -> bool:
-    """Whether a JSON text, which a typed decoder has read, is seen at a glance to have no number of more than 400
-    characters and no more members in its objects than the `pairs` that were found: then no member was there twice.
-    False where that is not certain."""
+    """True if a quick look shows that a JSON text has no number of more than 400 characters and no duplicate key. A typed
+    decoder must have read it before and found `pairs` members. False if that is uncertain."""
     if len(text) > MAX_NUMBER and may_hold_long_number(text):
         return False
     return count(text, b":") == pairs or sum(map(text.count, _PAIR_SIGNS)) == pairs
 
 
 def _check_bounds(text: Text, depth: int, what: str, containers: int, values: int) -> None:
-    # The raw text can only overstate: strings are taken out where it speaks against the peer.
+    # The raw counts can only be too high: strings are removed before the peer is refused.
     short = len(text) <= _SHORT
     brackets = text.count(b"[") + text.count(b"{") if short else count(text, b"[") + count(text, b"{")
     if brackets > containers or (len(text) > values and brackets + count(text, b",") > values):
@@ -162,7 +161,7 @@ def _check_counts(text: Text, what: str, containers: int, values: int) -> None:
 
 @final
 class _Reader:
-    """Reads a text at once."""
+    """Reads a text in one call."""
 
     __slots__ = ("_decoder", "_hook", "_nonfinite", "duplicates", "what")
 
@@ -171,23 +170,23 @@ class _Reader:
         self._decoder = None if hook is None else _SHALLOW if hook is str else msgspec.json.Decoder(float_hook=hook)
 
     def value(self, text: Text) -> Any:
-        """The value of the whole text. JSONError."""
+        """The value of the whole text. JSONError if it has none."""
         value = self.decoded(text)
         if not self.duplicates and _may_repeat_keys(text, value):
             _check_keys(text, self.what)
         return value
 
     def decoded(self, text: Text) -> Any:
-        """The value, whatever is in it twice. JSONError."""
+        """The value, without a check for duplicate keys. JSONError."""
         if self._decoder is not None:
             return self._decode(text, self._decoder)
         if len(text) <= _SHORT:
             return self._decode(text, _DECODER)
-        if not has_run(text, _BEYOND_64_BITS, digits=True):  # orjson would make a double of such an integer
+        if not has_run(text, _BEYOND_64_BITS, digits=True):  # orjson would turn such an integer into a double
             try:
                 return orjson.loads(text)
             except orjson.JSONDecodeError:
-                pass  # msgspec has the better words
+                pass  # msgspec has the better error messages
         return self._decode(text, _STEADY)
 
     def _decode(self, text: Text, decoder: msgspec.json.Decoder[Any]) -> Any:
@@ -204,13 +203,14 @@ class _Reader:
             raise JSONError(f"{what} is {_reason(text, error)}") from None
 
     def _decode_nonfinite(self, text: Text) -> Any:
-        """The standard library reads the three literals, but also what is refused here. So the same text with a number of
-        their length in their place must be good first; the spaces keep it from growing together with what stands beside."""
+        """Reads a text with NaN or infinities. The standard library accepts those, but also texts that are refused here. The
+        text must therefore pass first with each literal replaced by a zero; spaces keep the zero apart from its
+        neighbors."""
         plain = text.replace(b"-Infinity", b"    0    ").replace(b"Infinity", b"   0    ").replace(b"NaN", b" 0 ")
         plain = np.where(inside_strings(text), np.frombuffer(text, np.uint8), np.frombuffer(plain, np.uint8)).tobytes()
         try:
             orjson.loads(plain)
-        except orjson.JSONDecodeError:  # also for integers beyond a double, which are good
+        except orjson.JSONDecodeError:  # orjson also refuses integers beyond a double, which are valid
             _Reader(self.what, False, True, None)._decode(plain, _STEADY)
         return json.loads(text.decode(), parse_float=self._hook)
 
@@ -226,18 +226,18 @@ def _reason(text: Text, error: msgspec.DecodeError) -> str:
 
 @final
 class _Pieces:
-    """Reads a long text piece by piece: the children of its arrays and objects in groups, and those that are too large for
-    one by their own children. The value, and the place of a mistake, are those of the text as a whole."""
+    """Reads a long text in pieces: the children of its arrays and objects in groups. A child that is too large for a group
+    is read by its own children. The value and the error positions are those of the whole text."""
 
     __slots__ = ("_marks", "_read", "_text", "_twice")
 
     def __init__(self, text: Text, read: _Reader) -> None:
         self._text, self._read = text, read
         self._marks = Marks(text)
-        self._twice = ""  # of a member that is there twice, which is said of what is JSON
+        self._twice = ""  # the message about the first duplicate key, raised only after the whole text has proved to be JSON
 
     def value(self) -> Any:
-        """The value of the text. JSONError."""
+        """The value of the text. JSONError if it has none."""
         try:
             value = self._value(0, len(self._text), 0, len(self._marks.at), _BEHIND)
         except RecursionError:
@@ -247,28 +247,28 @@ class _Pieces:
         return value
 
     def _value(self, start: int, end: int, low: int, high: int, expected: str) -> Any:
-        """The value between two places of the text, around which is white space, with the marks from `low` to `high`.
-        `expected` is what a mistake behind it is called."""
+        """The value in `start` to `end` of the text, which may have white space around it, with the marks `low` to `high`.
+        `expected` is the message for anything behind the value."""
         marks = self._marks
         begin = self._space(start, end)
         if low == high or marks.at[low] != begin or int(marks.codes[low]) not in _CLOSING:
-            return self._decoded(b"", start, end, b"")  # a string, or what is wrong where it begins
+            return self._decoded(b"", start, end, b"")  # a string, a number, a literal, or a mistake where the value begins
         behind = np.flatnonzero(marks.levels[low + 1 : high] == marks.levels[low])
         if not behind.size:
-            return self._container(low, high, end, closed=False)  # which says that the text was cut off
+            return self._container(low, high, end, closed=False)  # this reports that the text was cut off
         close = low + 1 + int(behind[0])
         value = self._container(low, close, int(marks.at[close]), closed=True)
         rest = self._space(int(marks.at[close]) + 1, end)
         if rest < end:
-            raise self._malformed(expected, rest + (expected == _BEHIND))  # where msgspec says it
+            raise self._malformed(expected, rest + (expected == _BEHIND))  # the position that msgspec reports
         return value
 
     def _container(self, low: int, high: int, end: int, *, closed: bool) -> Any:
-        """The array or object that begins with the mark `low` and, if it is closed, ends with `high`, which is at `end`."""
+        """The array or object that begins with the mark `low`. If it is closed, it ends with the mark `high`, at `end`."""
         marks, opening, level = self._marks, int(self._marks.codes[low]), self._marks.levels[low] + 1
         inner = slice(low + 1, high)
         commas = low + 1 + np.flatnonzero((marks.levels[inner] == level) & (marks.codes[inner] == _COMMA))
-        cuts = np.concatenate(([low], commas, [high]))  # the marks between which the children are
+        cuts = np.concatenate(([low], commas, [high]))  # the children lie between these marks
         places = np.concatenate((marks.at[cuts[:-1]], [end]))
         children, at = len(cuts) - 1, 0
         items: list[Any] = []
@@ -282,7 +282,7 @@ class _Pieces:
             to = min(max(fit - 1, at + 1), children)
             start, stop = int(places[at]) + 1, int(places[to])
             first, last = int(cuts[at]) + 1, int(cuts[to])
-            if fit - 1 <= at and first < last:  # one child that is too large itself
+            if fit - 1 <= at and first < last:  # one child that is itself too large
                 expected = f"expected ',' or '{after.decode()}'"
                 if opening == _SQUARE:
                     items.append(self._value(start, stop, first, last, expected))
@@ -312,7 +312,7 @@ class _Pieces:
         members.update(more)
 
     def _decoded(self, before: bytes, start: int, end: int, after: bytes) -> Any:
-        """The value of a piece of the text between two brackets, whose mistake is told as where it is in the text."""
+        """The value of a piece of the text, put between two brackets. Errors give the position in the whole text."""
         piece, read = b"".join((before, memoryview(self._text)[start:end], after)), self._read
         try:
             value = read.decoded(piece)
@@ -326,7 +326,7 @@ class _Pieces:
                     self._twice = error.message
             return value
         shift = start - len(before)
-        message = _PATH.sub("", message)  # which is that in the piece
+        message = _PATH.sub("", message)  # the path in the piece means nothing to the peer
         raise JSONError(_BYTE.sub(lambda found: f"(byte {int(found[1]) + shift})", message))
 
     def _space(self, start: int, end: int) -> int:
@@ -339,8 +339,9 @@ class _Pieces:
 
 
 def _may_repeat_keys(text: Text, value: Any) -> bool:
-    """False is certain. Outside of strings each colon stands for one pair, after a quote or white space. So where as
-    few are found as the value has pairs, no key was lost; better counts are taken as worse ones leave it open."""
+    """True if a key may occur twice in an object. False is certain: outside of strings each colon belongs to one pair,
+    behind a quote or white space. If no more colons are found than the value has pairs, no key was lost. Slower counts are
+    made only if the quicker ones leave it open."""
     pairs = _count_pairs(value, count(text, b"{"))
     return (
         count(text, b":") != pairs
@@ -350,8 +351,8 @@ def _may_repeat_keys(text: Text, value: Any) -> bool:
 
 
 def _count_pairs(value: Any, objects: int) -> int:
-    """The pairs of all objects in a value that has at most `objects` of them. Objects are looked at before arrays and
-    small depths first, so that long arrays of numbers are seldom walked."""
+    """The number of pairs of all objects in a value that has at most `objects` objects. Objects go before arrays, and
+    shallow values before deep ones, because long arrays of numbers are slow to walk."""
     pairs = 0
     found = [value]
     arrays: deque[list[Any]] = deque()

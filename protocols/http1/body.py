@@ -1,4 +1,4 @@
-"""Bytes received on an HTTP/1.1 connection, and the ways to consume them: heads, lines, pieces of a body, chunks of one."""
+"""The received bytes of an HTTP/1.1 connection, and how they are consumed: heads, lines, pieces of bodies, chunks."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from protocols.http1.head import read_trailer
 from protocols.http1.limits import HTTP1Limits
 
 LARGE = 16 * 1024
-"""From here on bytes travel by reference; below, a copy costs less than one more buffer does."""
+"""From this size on, bytes go by reference. Below it, a copy costs less than one more buffer."""
 
-# Received crumbs are stored together up to this size, so that a peer who sends single bytes costs no object for each.
+# Small received pieces are joined up to this size: a peer that sends single bytes must not cost an object for each.
 _CRUMBS = 4 * 1024
 
 
 @final
 class Input:
-    """What was received and not consumed: the rest of one buffer, then the buffers behind it.
+    """Received bytes that are not consumed: the rest of one buffer, then the buffers behind it.
 
-    They are joined only where a head is cut across them; a body comes out as it came in, and a line is carried over.
+    Buffers are joined only if a head is split across them. Body bytes come out in the pieces that came in, and the start of
+    a split line is kept apart.
     """
 
     __slots__ = ("_carry", "_more", "_scanned", "blank_line", "data", "pos", "unread")
 
     def __init__(self) -> None:
         self.data = b""
-        """The buffer being consumed: empty when nothing is here, but perhaps the start of a line."""
+        """The buffer being consumed. If it is empty, no input is left except perhaps the start of a line."""
         self.unread = 0
         """Bytes received and not consumed."""
         self.blank_line = False
-        """Whether an empty line was skipped before the head that is due."""
+        """True if an empty line was skipped before the next head."""
         self.pos = 0
         """How much of `data` is consumed."""
-        self._more: list[bytes] = []  # the buffers behind it: few, for crumbs are joined
-        self._scanned = 0  # bytes of an incomplete head that were searched already
+        self._more: list[bytes] = []  # the buffers behind it: few, because small ones are joined
+        self._scanned = 0  # bytes of an incomplete head that are already searched
         self._carry = b""  # the start of a line that the next buffer continues
 
     def feed(self, data: Buffer) -> None:
@@ -51,14 +52,14 @@ class Input:
             self._more.append(chunk)
 
     def clear(self) -> bytes:
-        """Forgets everything, and returns it."""
+        """Drops all input, and returns it."""
         rest = self._joined()
         self.data, self.pos, self._carry, self.unread = b"", 0, b"", 0
         return rest
 
     def take(self, at_most: int) -> Buffer | None:
-        """The next piece of a body of which `at_most` bytes are left, a view of what was received where it is large;
-        None if there is nothing."""
+        """The next piece of a body that has `at_most` bytes left, or None if no input is here. A large piece is a view of
+        the received buffer."""
         data, start = self.data, self.pos
         size, end = len(data), start + at_most
         if end < size:
@@ -70,11 +71,11 @@ class Input:
             return None
         self.unread -= end - start
         if end - start < LARGE or end - start == size:
-            return data[start:end]  # of the whole, bytes makes no copy
+            return data[start:end]  # slicing a whole bytes object makes no copy
         return memoryview(data)[start:end]
 
     def accept(self, expected: bytes) -> bool:
-        """Consumes `expected` if it comes next, whole and in one buffer."""
+        """Consumes `expected` if it is next, whole and in one buffer. True if it was."""
         start = self.pos
         if not self.data.startswith(expected, start) or self._carry:
             return False
@@ -88,7 +89,7 @@ class Input:
         return True
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-        """Consumes what matches if it comes next, whole and in one buffer."""
+        """Consumes a match of the pattern if it is next, whole and in one buffer."""
         match = None if self._carry else pattern.match(self.data, self.pos)
         if match is not None:
             self.unread -= match.end() - self.pos
@@ -96,8 +97,8 @@ class Input:
         return match
 
     def line(self, limit: int, too_long: str) -> bytes | None:
-        """The next line without its CRLF, at most `limit` bytes; None until it is here. Raises RemoteProtocolError,
-        with the text `too_long` as soon as that is certain."""
+        """The next line without its CRLF, at most `limit` bytes; None until it is complete. RemoteProtocolError with the
+        text `too_long` as soon as the line must be longer."""
         while True:
             start = self.pos
             stop = min(start + limit + 2 - len(self._carry), len(self.data))
@@ -118,8 +119,8 @@ class Input:
                 return None
 
     def head(self, limit: int, line_limit: int, *, blank_line: bool) -> bytes | None:
-        """The next head with its empty line, or None until it is here; with `blank_line`, one empty line before it is
-        skipped. Raises RemoteProtocolError for one beyond its limits before anything reads it."""
+        """The next head with its empty line, or None until it is complete. With `blank_line`, one empty line before it is
+        skipped. RemoteProtocolError for a head beyond its limits, before anything parses it."""
         while True:
             # RFC 9112 section 2.2: a server should ignore at least one empty line before a request
             if blank_line and not self.blank_line and self.accept(b"\r\n"):
@@ -151,28 +152,28 @@ class Input:
         start = self.pos + self._scanned
         if start > self.pos and self.data[start - 1] == 0x0D:
             start -= 1
-        # it could wait for the whole head, but a peer that ends its lines with LF alone would never complete one
+        # waiting for the whole head is not enough: a peer that ends its lines with LF alone would never complete one
         if self.data.count(b"\n", start) != self.data.count(b"\r\n", start):
             raise RemoteProtocolError("head: a LF without its CR")
         self._scanned = size
 
     def _consume(self, end: int) -> None:
-        """All before `end` is consumed."""
+        """Marks all bytes before `end` as consumed."""
         if end < len(self.data):
             self.pos = end
         else:
             self._forward()
 
     def _forward(self) -> None:
-        """All of this buffer is consumed."""
+        """Marks all of this buffer as consumed."""
         self.pos = 0
         if self._more:
             self.data = self._more.pop(0)
         else:
-            self.data = b""  # an idle connection must not hold what it last received
+            self.data = b""  # an idle connection must not keep its last input alive
 
     def _joined(self) -> bytes:
-        """What is not consumed, as one, taken away from behind."""
+        """All input that is not consumed, as one buffer. The buffers behind the first are removed."""
         rest = b"".join((self.data[self.pos :], *self._more))
         self._more.clear()
         return rest
@@ -187,7 +188,7 @@ Trailers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 _WORD = rb"[ \t]*[0-9A-Za-z!#$%&'*+.^_`|~-]+"
 _QUOTED = rb'[ \t]*"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
 _EXTENSION = rb"[ \t]*;" + _WORD + rb"(?:[ \t]*=(?:" + _WORD + rb"|" + _QUOTED + rb"))?"
-# 16 digits at most: longer sizes differ between readers. The first is the usual line, found whole in the input.
+# At most 16 digits: readers differ about longer sizes. `_PLAIN` matches the usual line, complete in the input.
 _PLAIN = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _LINE = re.compile(rb"([0-9A-Fa-f]{1,16})((?:" + _EXTENSION + rb")*)")
 _SIZE_LIMIT = 2**63
@@ -195,7 +196,7 @@ _SIZE_LIMIT = 2**63
 
 @final
 class Chunks:
-    """One chunked body: `read` gives its pieces, then its trailers."""
+    """One chunked body: `read` returns its pieces, then its trailers."""
 
     __slots__ = (
         "_ended",
@@ -212,16 +213,16 @@ class Chunks:
     def __init__(self, source: Input, limits: HTTP1Limits) -> None:
         self._input = source
         self._limits = limits
-        self._rest = 0  # bytes of this chunk
-        self._inside = False  # the CRLF behind a chunk is due
+        self._rest = 0  # bytes left of this chunk
+        self._inside = False  # the CRLF behind a chunk must come next
         self._ended = False  # the last chunk was read
         self._extensions = 0
         self._trailers: list[tuple[bytes, bytes]] = []
         self._trailer_bytes = self._trailer_fields = 0
 
     def read(self) -> Buffer | Trailers | None:
-        """A piece of the body, the trailers when it is complete, None when the input is short. Raises
-        RemoteProtocolError with status 400."""
+        """A piece of the body; the trailers when it is complete; None while input is missing. RemoteProtocolError with
+        status 400."""
         while not self._ended:
             if self._rest:
                 piece = self._input.take(self._rest)

@@ -1,8 +1,8 @@
 """The HTTP/1.1 transport machine, either role: framing, order and reuse of one connection (RFC 9112).
 
-Quick ways that end here, beside `send` and with its result: `respond` writes a small answer as one buffer (a whole exchange
-of 64 bytes of tensor costs 3.6 us, and 7.7 with a Response, a Data and an End), and `send_pieces` frames the tokens of one
-write together (0.27 us a token, and 0.48 by `send_data`).
+Two quick ways begin here, with the same result as `send`. `respond` writes a small answer as one buffer: a whole exchange
+of a 64-byte tensor costs 3.6 us, and 7.7 us with a Response, a Data and an End. `send_pieces` frames the tokens of one
+write together: 0.27 us a token, and 0.48 us with `send_data`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ __all__ = ["HTTP1Connection", "HTTP1Limits"]
 _BODY_METHODS = (b"POST", b"PUT", b"PATCH")
 _DEFAULT_LIMITS = HTTP1Limits()
 _NO_DATE = DateField()
-# A member of an enum is slow to look up, in Python 3.11 as slow as a call.
+# The lookup of an enum member is slow: in Python 3.11 it costs as much as a call.
 _WRITE_LENGTH, _WRITE_CHUNKED, _WRITE_UNTIL_CLOSE = Writing.LENGTH, Writing.CHUNKED, Writing.UNTIL_CLOSE
 
 
 @final
 class HTTP1Connection(MessageReader):
-    """One HTTP/1.1 connection as seen by a server or a client, without any input or output of its own.
+    """One HTTP/1.1 connection of a server or a client, without I/O of its own.
 
-    Feed what was received, pull events until NEED_DATA or PAUSED, send events, and write what `data_to_send` gives.
-    Streams are numbered from 1, one for each request; one is under way at a time. A server reads the next request
-    when its answer to this one and this one's body are complete; a client may send the next one then.
+    Pass received bytes in, take events until NEED_DATA or PAUSED, send events, and write the buffers of `data_to_send`. Each
+    request is a stream, numbered from 1, and one is active at a time. A server reads the next request once its answer and
+    this request's body are complete. A client may send the next one at the same point.
 
-    `next_event` raises RemoteProtocolError for whatever breaks RFC 9112 or a limit, with the status to answer with
-    (502 in the client's role, where there is nobody to answer), and raises the same error ever after. A server may
-    still answer: `stream` says which stream such an answer belongs to, also where no Request was given out for it.
+    `next_event` raises RemoteProtocolError if the peer breaks RFC 9112 or a limit, and an equal error at each later call.
+    Its status is the one to answer with (502 in a client, which has no one to answer). A server may still answer: `stream`
+    is the stream of that answer, even if no Request was given out for it.
     """
 
     __slots__ = ("_closing", "_date", "_to_send")
@@ -61,21 +61,20 @@ class HTTP1Connection(MessageReader):
         scheme: bytes = b"http",
         date: DateField = _NO_DATE,
     ) -> None:
-        """`scheme` is what the transport is, and what the requests received then say. `date` is what a server's final
-        heads say."""
+        """`scheme` is that of the transport; received requests get it. A server's final heads get the Date of `date`."""
         super().__init__(role, limits, scheme)
         self._date = date
-        self._closing = False  # the next head we write says close
-        self._to_send = 0  # what is left of the declared length, not sent
+        self._closing = False  # the next head that is sent says close
+        self._to_send = 0  # bytes of the declared length that are not sent yet
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, event: Request | Response | Data | End) -> None:
-        """Queues an event. Raises LocalProtocolError, and queues nothing, for one that is out of order, breaks its own
-        declared length, or holds fields that cannot be written.
+        """Queues an event. LocalProtocolError, and nothing queued, if the event is out of order, breaks the declared length,
+        or has fields that cannot be written.
 
-        A Data is written by reference where it is large: its memory must stay as it is until it is sent. A Response
-        that is complete before its request is ends the reuse of the connection, unless the rest of the request is here.
+        A large Data is written by reference: its memory must not change until it is sent. If a Response is complete before
+        its request, the connection is not reused, unless the rest of the request is already here.
         """
         if self._retired:
             raise LocalProtocolError("send: this machine is retired")
@@ -91,8 +90,7 @@ class HTTP1Connection(MessageReader):
             self._send_end(event.trailers)
 
     def send_pieces(self, stream: int, pieces: Sequence[bytes]) -> None:
-        """Exactly as a Data sent with each of them alone, one after the other; where one is refused, those before it are
-        queued."""
+        """Sends each piece as its own Data, one after the other. If one is refused, those before it are queued."""
         if len(pieces) > 1 and self._writing is _WRITE_CHUNKED and stream == self.stream:
             try:
                 chunks = chunks_of(pieces)
@@ -105,7 +103,7 @@ class HTTP1Connection(MessageReader):
             self.send_data(stream, (piece,))
 
     def send_data(self, stream: int, buffers: Sequence[Buffer]) -> None:
-        """Exactly as a Data sent, which it spares the caller to make."""
+        """Sends a Data without an event object."""
         if stream != self.stream:
             raise self._other_stream(stream)
         size = 0
@@ -138,18 +136,19 @@ class HTTP1Connection(MessageReader):
         fresh: Headers = (),
         length: int | None = None,
     ) -> bytes | None:
-        """A whole answer: exactly as a Response with `headers`, a content-length of `length` bytes and then `fresh`, a Data
-        with `buffers` where there are any, and an End, sent one after the other. Where there is no `length`, one of the
-        fields says it. Raises LocalProtocolError as they do; what went before the one that is refused is queued then.
+        """Sends a whole answer: a Response with `headers`, a content-length of `length` bytes and then `fresh`; a Data with
+        `buffers` if there are any; and an End. If `length` is None, one of the fields must declare the length.
+        LocalProtocolError as for those events; the events before the refused one are queued then.
 
-        Returns the bytes of a small one where they are all there is to send. Who sends them to the end, and not what
-        `data_to_send` gives, confirms them with `answer_sent`; who does not need not care.
+        Returns the bytes of a small answer if nothing else waits to be sent, else None. A caller that writes these bytes to
+        the end itself, instead of those of `data_to_send`, confirms them with `answer_sent`. Other callers can ignore the
+        result.
 
-        It costs least where `headers` is a tuple that is given again and again, and `fresh` has what differs each time:
-        such a tuple is checked and written once, and kept, so it should say nothing private."""
+        It is cheapest if `headers` is a tuple that is passed again and again, and `fresh` holds the fields that differ: such
+        a tuple is checked and serialized once and then kept, so it should hold nothing private."""
         if stream != self.stream:
             raise self._other_stream(stream)
-        # the request is given out whole, and neither it nor we have anything to say about the connection
+        # the request is complete, and neither side has anything to say about the connection
         if self._usual and self._reading is READ_DONE and self._writing is WRITE_HEAD and not self._closing:
             alone = buffers[0] if len(buffers) == 1 and type(buffers[0]) is bytes else None
             if alone is not None:
@@ -158,7 +157,7 @@ class HTTP1Connection(MessageReader):
                 size = 0
                 for buffer in buffers:
                     if type(buffer) is memoryview:
-                        size += buffer.nbytes if buffer.c_contiguous else LARGE  # which is not for here
+                        size += buffer.nbytes if buffer.c_contiguous else LARGE  # not contiguous: the slow way refuses it
                     else:
                         size += len(buffer)
             head = plain_head(status, headers, fresh, length, size, self._date.end) if size < LARGE else None
@@ -186,17 +185,17 @@ class HTTP1Connection(MessageReader):
 
     @property
     def takes_trailers(self) -> bool:
-        """Whether the End of the answer that has begun may have trailers that its client wants: its body is chunked, and the
-        request says `te: trailers` (RFC 9112 section 7.1.2)."""
+        """True if the End of this answer may have trailers that its client accepts: the body is chunked, and the request has
+        `te: trailers` (RFC 9112 section 7.1.2)."""
         return self._te_trailers and self._writing is _WRITE_CHUNKED
 
     def close_after_response(self) -> None:
-        """The next head sent, that of the answer under way if it is not out yet, says `connection: close`."""
+        """Makes the next head say `connection: close`: that of the current answer, if it is not sent yet."""
         self._closing = True
 
     def room(self, stream: int) -> int:
-        """`send_buffer` less the bytes queued and not written, of all streams: they share the queue. Negative where a
-        larger message was admitted whole; nothing enforces it here."""
+        """`send_buffer` minus the bytes queued and not written. All streams share the queue. It is negative after a larger
+        message was accepted whole; the machine itself enforces no limit."""
         return self._limits.send_buffer - self.queued
 
     def _send_response(self, status: int, headers: Headers) -> None:
@@ -211,12 +210,12 @@ class HTTP1Connection(MessageReader):
         if status == 204 and length is not None:  # RFC 9110 section 8.6
             raise LocalProtocolError("content-length: not with status 204")
         if self._head_request or status in (204, 304):
-            length = 0  # of what is sent
+            length = 0  # the size of the body that is sent
         elif length is None:
             until_close, chunked = self._http10, not self._http10
         unmet = self._continue_due and self._reading not in (Reading.END, Reading.DONE)
         asked = fields.connection
-        # a client that was not told to continue may send its body or not: nobody could tell what comes next
+        # Without a 100, a client may send its body or not: the next bytes would be ambiguous.
         if until_close or unmet or self._closing or b"close" in asked:
             self.must_close = True
         self._closing = False
@@ -248,7 +247,7 @@ class HTTP1Connection(MessageReader):
         self._put(b"%b%b%b\r\n" % (status_line(status), fields.block, own))
 
     def _connection_fields(self, asked: list[bytes], upgrade: bytes) -> bytes:
-        """Our own word on the connection, with what else the caller lists there."""
+        """The Connection and Upgrade fields: our own tokens, and those that the caller lists there."""
         if not (asked or upgrade or self.must_close or self._http10):
             return b""
         tokens = [token for token in asked if token not in (b"close", b"keep-alive", b"upgrade")]
@@ -318,13 +317,13 @@ class HTTP1Connection(MessageReader):
 
     @property
     def idle(self) -> bool:
-        """No message is under way, nothing is unread, nothing is queued."""
+        """True if no message is active, no input unread, and no output queued."""
         at_rest = self._writing is Writing.HEAD if self._client else self._reading is Reading.HEAD
         return at_rest and not self.input.unread and not self.queued
 
     def switch(self) -> bytes:
-        """After a 101, sent or received, what was received for the other protocol. The machine only gives out what it
-        still has to send then."""
+        """After a 101, sent or received: returns the input for the other protocol. From then on the machine only gives out
+        the bytes that it still has to send."""
         if self._reading is not Reading.SWITCHED or self._retired:
             raise LocalProtocolError("switch: no 101 was sent or received")
         self._retired = True

@@ -1,4 +1,4 @@
-"""HTTP/1.1 heads and trailers: what may pass for one, and how one is written (RFC 9112 sections 2 to 7)."""
+"""HTTP/1.1 heads and trailers: checks, reading and writing (RFC 9112 sections 2 to 7)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _REG_NAME = (
 _HOST = re.compile(rb"(?:" + _REG_NAME + rb"|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
 _ABSOLUTE = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://([^/?]*)(.*)")
 _TRAILER = re.compile(rb"([0-9A-Za-z!#$%&'*+.^_`|~-]+):([\t -~\x80-\xff]*)")
-# The parser library is shown only what passes these: no control character, no bare CR or LF (RFC 9112 section 2.2), no
+# The parser library sees only heads that pass these: no control character, no bare CR or LF (RFC 9112 section 2.2), no
 # folded line (section 5.2), one space between the parts of a request line (section 3).
 _LINE_ENDS = rb"\r\n(?![\t ])(?:[\t -~\x80-\xff]++\r\n(?![\t ]))*+\r\n"
 _REQUEST = re.compile(rb"([!-~]++) ([!-~]++) HTTP/([0-9]\.[0-9])" + _LINE_ENDS)
 _RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [\t -~\x80-\xff]*+)?" + _LINE_ENDS)
 
-# What the machine itself must know of a head, and what of it the event does not show.
+# Fields that the machine needs itself. Those of them that are not in `_SHOWN` are left out of the event.
 _SPECIAL = frozenset(
     b"connection content-length date expect host keep-alive proxy-connection te transfer-encoding upgrade".split()
 )
 _SHOWN = frozenset((b"content-length", b"date", b"expect"))
-# Keep-alive is said with `connection` alone; host comes from the authority; framing is the machine's.
+# Persistence is said with `connection` alone; host comes from the authority; the machine writes the framing.
 _NOT_TO_SEND = (b"host", b"transfer-encoding", b"keep-alive", b"proxy-connection")
 
 # RFC 9110 section 6.5.1: framing, routing, request modifiers, authentication, content processing.
@@ -46,19 +46,19 @@ FORBIDDEN_TRAILERS = frozenset(
     b"www-authenticate".split()
 )
 
-# The names of RFC 9110; Python's own table had older ones for three of them before 3.13.
+# The phrases of RFC 9110. Before 3.13, Python has older ones for three of them.
 _PHRASES = {s.value: s.phrase for s in http.HTTPStatus} | {
     413: "Content Too Large", 416: "Range Not Satisfiable", 422: "Unprocessable Content",
 }  # fmt: skip
 _STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _PHRASES.items()}
-# Of answers that have a body (RFC 9112 section 6.3, rule 1), as `plain_head` has them: each line but the first brings the
-# end of the one before.
+# Status lines of answers that have a body (RFC 9112 section 6.3, rule 1), for `plain_head`. They lack the CRLF: each line
+# of such a head begins with the end of the line before.
 _PLAIN_LINES = {status: line[:-2] for status, line in _STATUS_LINES.items() if status >= 200 and status not in (204, 304)}
 _PLAIN_LENGTH = b"\r\ncontent-length: "
-# How the line of a field begins whose name was checked. The names alone: values are many, and may be private.
+# The beginnings of field lines whose names were checked. Values are not kept: they are many, and may be private.
 _PLAIN_STARTS: dict[bytes, bytes] = {}
 _STARTS_KEPT, _NAME_KEPT = 256, 64
-# The status line and the fields that were checked, for what is said with many answers.
+# A status line and checked fields that many answers share, serialized.
 _PLAIN_BLOCKS: dict[tuple[int, Headers], bytes] = {}
 _BLOCKS_KEPT, _BLOCK_KEPT = 64, 512
 
@@ -74,19 +74,19 @@ class RequestHead(NamedTuple):
     """A request head that has passed every check. A named tuple: one is made for each request."""
 
     head: Head
-    """What it says."""
+    """The head itself."""
     length: int
-    """Of the body; 0 where it does not say."""
+    """The length of the body; 0 if the head declares none."""
     chunked: bool
     keep_alive: bool
     http10: bool
     is_head: bool
     takes_trailers: bool
-    """It says `te: trailers` (RFC 9110 section 10.1.4)."""
+    """True if the head has `te: trailers` (RFC 9110 section 10.1.4)."""
 
 
 class ResponseHead(NamedTuple):
-    """A response head that has passed every check; `length` and `chunked` are what it says, whatever its status."""
+    """A response head that has passed every check. `length` and `chunked` are as declared, whatever the status."""
 
     status: int
     headers: Headers
@@ -97,14 +97,14 @@ class ResponseHead(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """Fields ready to be written, without those that the machine writes itself: these are in `special`."""
+    """Fields ready to be written. `special` has the fields that the machine itself must know."""
 
     block: bytes
     special: dict[bytes, list[bytes]]
 
     @property
     def length(self) -> int | None:
-        """The declared content-length. Raises LocalProtocolError for one that is no length."""
+        """The declared content-length. LocalProtocolError if it is invalid."""
         values = self.special.get(b"content-length")
         if values is None:
             return None
@@ -126,7 +126,7 @@ class Outgoing(NamedTuple):
 
 @final
 class _Fields:
-    """What the parser library finds in a head, sorted as it comes."""
+    """Collects the fields that the parser library finds in a head."""
 
     __slots__ = ("headers", "special")
 
@@ -144,7 +144,7 @@ class _Fields:
 
 
 def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
-    """Reads a head, its empty line included. Raises RemoteProtocolError with the status to refuse it with."""
+    """Reads a head, its empty line included. RemoteProtocolError with the status to refuse it with."""
     _check_count(head, max_fields)
     match = _REQUEST.fullmatch(head)
     if match is None:
@@ -162,7 +162,7 @@ def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
     try:
         httptools.HttpRequestParser(fields).feed_data(head)
     except httptools.HttpParserUpgrade:
-        pass  # the head is complete; what an upgrade is, is decided below
+        pass  # the head is complete; `_upgrade` decides about upgrades
     except httptools.HttpParserInvalidMethodError:
         # RFC 9110 section 9.1; a method is case-sensitive, so `get` is unknown and not wrong
         status = 400 if method.translate(None, _TOKEN) else 501
@@ -181,7 +181,7 @@ def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
         scheme=scheme,
         version=version,
         content_length=length,
-        # an HTTP/1.0 client cannot expect, nor one that sends nothing (RFC 9110 section 10.1.1)
+        # RFC 9110 section 10.1.1: an HTTP/1.0 client cannot expect, and neither can a request without a body
         expects_continue=modern and b"expect" in special and _expects_continue(special[b"expect"]) and has_body,
         upgrade=_upgrade(special) if modern and not has_body and method == b"GET" and b"upgrade" in connection else b"",
     )
@@ -191,7 +191,7 @@ def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
 
 
 def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
-    """Reads a head, its empty line included. Raises RemoteProtocolError."""
+    """Reads a head, its empty line included. RemoteProtocolError if it is malformed."""
     _check_count(head, max_fields)
     match = _RESPONSE.fullmatch(head)
     if match is None:
@@ -219,8 +219,8 @@ def read_response(head: bytes, *, max_fields: int) -> ResponseHead:
 
 
 def read_trailer(line: bytes) -> tuple[bytes, bytes] | None:
-    """One line of a trailer section without its CRLF; None for a field that may not be one, which is dropped.
-    Raises RemoteProtocolError for what is no field."""
+    """Reads one line of a trailer section, without its CRLF. None for a field that is not allowed in trailers: it is
+    dropped. RemoteProtocolError if the line is not a field."""
     match = _TRAILER.fullmatch(line)
     if match is None:
         raise RemoteProtocolError(f"trailer: no field: {line[:40]!r}")
@@ -229,8 +229,8 @@ def read_trailer(line: bytes) -> tuple[bytes, bytes] | None:
 
 
 def write_fields(headers: Headers) -> Outgoing:
-    """Checks and writes the fields of a head. Raises LocalProtocolError for names that are no token, for values with
-    control characters, and for fields that are the machine's to write."""
+    """Checks and serializes the fields of a head. LocalProtocolError if a name is not a token, if a value has control
+    characters, and for fields that only the machine may write."""
     parts: list[bytes] = []
     special: dict[bytes, list[bytes]] = {}
     for name, value in headers:
@@ -255,18 +255,18 @@ def write_fields(headers: Headers) -> Outgoing:
 def plain_head(
     status: int, headers: Headers, fresh: Headers, length: int | None, size: int, end: bytes = b"\r\n\r\n"
 ) -> bytes | None:
-    """The head of an answer with a body of `size` bytes: as `status_line` and `write_fields` write `headers`, the `length`
-    unless that is None, and then `fresh`, where they say just that size and nothing else that the machine must know of.
-    `end` is how the head ends, a DateField's `end`.
-    None for any other, which is for them. A tuple of `headers` without the length is remembered, with this status."""
+    """The head of an answer with a body of `size` bytes: `headers`, a content-length of `length` unless that is None, then
+    `fresh`. `end` is how the head ends, a DateField's `end`.
+    None if the fields do not declare exactly that size, or say anything else that the machine must know: `status_line` and
+    `write_fields` write such a head. A tuple of `headers` that has no content-length is remembered with its status."""
     block = None
     if fresh and type(headers) is tuple:
         try:
             block = _PLAIN_BLOCKS.get((status, headers)) or _plain_block(status, headers)
         except TypeError:
-            block = None  # no key: something in it can change
+            block = None  # not hashable: something in it can change
     if length is not None:
-        if block is not None and len(fresh) == 1 and length == size:  # as most answers have it: a name for it
+        if block is not None and len(fresh) == 1 and length == size:  # the usual answer: `fresh` has one field
             name, value = fresh[0]
             start = _PLAIN_STARTS.get(name)
             if start is not None and value.isalnum():
@@ -298,7 +298,8 @@ def plain_head(
 
 
 def write_trailers(trailers: Headers) -> bytes:
-    """Checks and writes the fields of a trailer section; LocalProtocolError also for those that may not be there."""
+    """Checks and serializes the fields of a trailer section. LocalProtocolError also for fields that are not allowed
+    there."""
     for name, _ in trailers:
         if name.lower() in FORBIDDEN_TRAILERS:
             raise LocalProtocolError(f"{name[:40]!r}: may not be sent as a trailer (RFC 9110 section 6.5.1)")
@@ -306,12 +307,12 @@ def write_trailers(trailers: Headers) -> bytes:
 
 
 def status_line(status: int) -> bytes:
-    """With the standard phrase, or none where there is no standard one: the space stays (RFC 9112 section 4)."""
+    """The status line. If a status has no standard phrase, the phrase is empty but its space stays (RFC 9112 section 4)."""
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def request_line(method: bytes, target: bytes) -> bytes:
-    """Raises LocalProtocolError for what `read_request` would not take back as origin-form."""
+    """The request line. LocalProtocolError if `read_request` would not accept it in origin-form."""
     if not method or method.translate(None, _TOKEN) or method == b"CONNECT":
         raise LocalProtocolError(f"method: expected a token other than CONNECT, got {method[:40]!r}")
     if target.translate(None, _VISIBLE) or not (target.startswith(b"/") or (target == b"*" and method == b"OPTIONS")):
@@ -320,12 +321,12 @@ def request_line(method: bytes, target: bytes) -> bytes:
 
 
 def is_authority(value: bytes) -> bool:
-    """Whether it is a host, name or address, with or without a port, and nothing else."""
+    """True if the value is a host, name or address, with or without a port."""
     return _HOST.fullmatch(value) is not None
 
 
 def is_protocol(value: bytes) -> bool:
-    """Whether it names one protocol, with or without a version (RFC 9110 section 7.8)."""
+    """True if the value names one protocol, with or without a version (RFC 9110 section 7.8)."""
     return bool(value) and not value.translate(None, _TOKEN + b"/")
 
 
@@ -373,7 +374,7 @@ def _check_count(head: bytes, max_fields: int) -> None:
 
 
 def _origin(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
-    """The target in origin-form, and the authority that an absolute-form named (RFC 9112 section 3.2)."""
+    """The target in origin-form, and the authority of an absolute-form or None (RFC 9112 section 3.2)."""
     if b"#" in target:
         raise RemoteProtocolError(f"target: expected no fragment, got {target[:40]!r}")
     if target.startswith(b"/") or (target == b"*" and method == b"OPTIONS"):
@@ -388,7 +389,7 @@ def _origin(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
 
 
 def _authority(hosts: list[bytes] | tuple[()], named: bytes | None, modern: bool) -> bytes:
-    """RFC 9112 section 3.2: exactly one valid Host, and an absolute-form may not say another."""
+    """The authority, by RFC 9112 section 3.2: one valid Host is required, and an absolute-form may not contradict it."""
     if len(hosts) > 1:
         raise RemoteProtocolError(f"host: expected one, got {len(hosts)}")
     if not hosts:
@@ -406,8 +407,8 @@ def _authority(hosts: list[bytes] | tuple[()], named: bytes | None, modern: bool
 
 
 def _framing(special: dict[bytes, list[bytes]], modern: bool) -> tuple[int | None, bool]:
-    """The declared length, and whether the body is chunked. RFC 9112 section 6: what two readers could take for two
-    different lengths is refused and never repaired."""
+    """The declared length, and True if the body is chunked. Framing that two readers could understand differently is
+    refused, never repaired (RFC 9112 section 6)."""
     lengths, codings = special.get(b"content-length"), special.get(b"transfer-encoding")
     if codings is None:
         if lengths is None:
@@ -431,11 +432,12 @@ def _framing(special: dict[bytes, list[bytes]], modern: bool) -> tuple[int | Non
 
 
 def _length(values: list[bytes]) -> int | None:
-    """One Content-Length of digits alone. A second one is refused also when equal, as a list is (RFC 9110 section 8.6)."""
+    """The value of one Content-Length of digits alone, else None. Even an equal second one is refused (RFC 9110 section
+    8.6)."""
     if len(values) != 1 or not values[0].isdigit():
         return None
     digits = values[0].lstrip(b"0")
-    if len(digits) > 19:  # before int(): its time is quadratic
+    if len(digits) > 19:  # before int(), whose time is quadratic
         return None
     length = int(digits or b"0")
     return length if length < _LENGTH_LIMIT else None
@@ -454,13 +456,14 @@ def _expects_continue(values: list[bytes]) -> bool:
 
 
 def _upgrade(special: dict[bytes, list[bytes]]) -> bytes:
-    """The one protocol asked for; a choice of several is an offer that we may ignore (RFC 9110 section 7.8)."""
+    """The one protocol asked for, else empty. A choice of several is an offer that may be ignored (RFC 9110 section 7.8)."""
     values = _tokens(special.get(b"upgrade", ()))
     return values[0] if len(values) == 1 and is_protocol(values[0]) else b""
 
 
 def _unparsed(head: bytes, modern: bool, error: Exception) -> RemoteProtocolError:
-    """The library's own refusal, unless what it stumbled over was the framing: its verdict on that differs by version."""
+    """The error for a head that the library refused. A framing error comes from our own check, because the library's verdict
+    on framing differs by version."""
     special: dict[bytes, list[bytes]] = {}
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")

@@ -1,4 +1,4 @@
-"""The sending end of an HTTP/1.1 connection: what is joined, what goes by reference, and which answers have ended."""
+"""The sending side of an HTTP/1.1 connection: joins small buffers, passes large ones by reference, and tracks endings."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from protocols.errors import LocalProtocolError
 from protocols.events import Buffer, Sent
 from protocols.http1.body import LARGE
 
-# The first lines of chunks that are as long as most tokens. An empty chunk would be the last (RFC 9112 section 7.1).
+# The first lines of chunks of usual token sizes. Size 0 is left out: it would be the last chunk (RFC 9112 section 7.1).
 _CHUNK_LINES = {size: b"%x\r\n" % size for size in range(1, 512)}
 _line_of = _CHUNK_LINES.__getitem__
 
 
 class Output:
-    """What a connection has to send: buffers in the order they are written, each of one stream."""
+    """The output queue of a connection: buffers in the order they are written, each of one stream."""
 
     __slots__ = ("_answer", "_answer_stream", "_buffers", "_ends", "_flight", "_sent", "queued", "stream")
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
         self._flight = 0  # bytes given out and not confirmed
-        self._sent = 0  # bytes the kernel has, ever
-        self._ends: list[tuple[int, int]] = []  # (where its last byte is, stream)
-        # A whole answer that was queued while nothing else was: its bytes, until they have left, and its stream. It ends
-        # before all that `_ends` tells of.
+        self._sent = 0  # bytes handed to the kernel since the beginning
+        self._ends: list[tuple[int, int]] = []  # (position of its last byte, stream)
+        # The size and stream of a whole answer that was queued into an empty queue, until it is sent. It ends before
+        # everything in `_ends`.
         self._answer = self._answer_stream = 0
         self.queued = 0
-        """Bytes given to be sent that the kernel does not have."""
+        """Bytes queued and not yet handed to the kernel."""
         self.stream = 0
-        """The stream under way, or the last one; 0 before the first."""
+        """The current stream, or the last one; 0 before the first."""
 
     def _put(self, buffer: Buffer) -> None:
         """Queues a buffer whose len() counts bytes."""
@@ -38,29 +38,29 @@ class Output:
         self.queued += len(buffer)
 
     def _put_all(self, buffers: Iterable[Buffer]) -> None:
-        """Queues those that are not empty."""
+        """Queues the buffers that are not empty."""
         for buffer in buffers:
             if buffer:
                 self._put(buffer)
 
     def _clear_output(self) -> None:
-        """Forgets everything."""
+        """Drops all output."""
         self._buffers.clear()
         self._ends.clear()
         self._flight = self._answer = self.queued = 0
 
     def _put_behind(self, answer: bytes) -> None:
-        """Queues all of the answer of the stream under way, behind what waits to be sent."""
+        """Queues the whole answer of the current stream, behind other output."""
         self._put(answer)
         self._put_end()
 
     def _put_end(self) -> None:
-        """Everything of the stream under way is queued."""
+        """Marks the end of the current stream: all its bytes are queued."""
         self._ends.append((self._sent + self.queued, self.stream))
 
     def data_to_send(self, at_most: int) -> list[Buffer]:
-        """The next buffers to write, about `at_most` bytes: small ones are joined and never cut. [] when there are
-        none. What it gave must be confirmed with `data_sent` before it may be called again."""
+        """The next buffers to write, about `at_most` bytes: small ones are joined and never split. [] if there are none.
+        Confirm them with `data_sent` before the next call."""
         if self._flight:
             raise LocalProtocolError("data_to_send: what it gave last was not confirmed with data_sent")
         queue, queued = self._buffers, self.queued
@@ -94,8 +94,8 @@ class Output:
         return buffers
 
     def answer_sent(self) -> int:
-        """As `data_sent`, where what has left is the answer that `respond` returned, all of it and nothing else, and without
-        `data_to_send`: its stream. 0 where that gave something, or there was nothing: nothing is confirmed then."""
+        """Confirms that exactly the bytes that `respond` returned were written, without `data_to_send`. Returns their
+        stream. 0, and nothing confirmed, if `data_to_send` gave something or there is no such answer."""
         size = self._answer
         if not size or self._flight:
             return 0
@@ -106,8 +106,8 @@ class Output:
         return self._answer_stream
 
     def data_sent(self) -> Sent:
-        """What `data_to_send` gave is with the kernel. Call it also when that was []: an End that adds no bytes of its
-        own (declared length, or a body that ends with the connection) after all others were written shows only here."""
+        """Confirms that the buffers of `data_to_send` are with the kernel. Call it also after []: an End that adds no bytes
+        (declared length, or a body that ends with the connection) is reported only here."""
         flight, ends, start = self._flight, self._ends, self._sent
         if self._answer:
             ends.insert(0, (start + self._answer, self._answer_stream))
@@ -118,7 +118,7 @@ class Output:
         if not ends:
             return Sent([self.stream], []) if flight else Sent()
         end, stream = ends[0]
-        if flight and end == now:  # one answer, to its end
+        if flight and end == now:  # the usual case: one answer, to its end
             del ends[0]
             return Sent([stream], [stream])
         room, ended = [], []
@@ -131,14 +131,14 @@ class Output:
             start = end
         else:
             if start < now:
-                room.append(self.stream)  # behind the last end
+                room.append(self.stream)  # output behind the last end
         if ended:
             del ends[: len(ended)]
         return Sent(room, ended)
 
 
 def bytes_view(buffer: memoryview) -> memoryview:
-    """The same memory, with a len() that counts bytes. Raises LocalProtocolError where it is not contiguous."""
+    """The same memory, with a len() that counts bytes. LocalProtocolError if it is not contiguous."""
     if not buffer.c_contiguous:
         raise LocalProtocolError("buffer: expected contiguous memory")
     if buffer.ndim == 1 and buffer.itemsize == 1:
@@ -147,8 +147,8 @@ def bytes_view(buffer: memoryview) -> memoryview:
 
 
 def chunks_of(pieces: Sequence[bytes]) -> bytes:
-    """A chunk of each, in steps that cost one of them no bytecode. Raises KeyError where one is empty, or longer than most
-    tokens."""
+    """The pieces as one chunk each, without bytecode for each piece. KeyError if a piece is empty or longer than 511
+    bytes."""
     chunks = zip(map(_line_of, map(len, pieces)), pieces, repeat(b"\r\n"), strict=False)
     return b"".join(chain.from_iterable(chunks))
 

@@ -1,8 +1,8 @@
-"""The receiving end of an HTTP/1.1 connection: requests or answers out of bytes, and whose turn it is.
+"""The receiving side of an HTTP/1.1 connection: makes requests or answers from bytes, and decides which side is next.
 
-One quick way ends here, inside `next_event`: a request with the head of the one before, which lies whole and alone in the
-input, comes with its body. It takes 1.1 us of 2.7 from each request of a client that repeats itself, and two events from
-its driver.
+`next_event` has one quick way. If a request repeats the head of the one before, and is whole and alone in the input, it
+comes together with its body. That saves 1.1 us of 2.7 us for each request of a client that repeats itself, and two events
+for its driver.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from protocols.http1.limits import HTTP1Limits
 from protocols.http1.output import Output, bytes_view
 from protocols.roles import Role
 
-# A client that repeats itself sends the same head again and again; up to this size the last one is not read twice.
+# A client often sends the same head again and again. Up to this size the last one is kept, and not parsed twice.
 _REMEMBERED = 1024
 _CONNECTION_END = ConnectionEnd()
 
 
 class Reading(enum.Enum):
-    """What the next received byte is."""
+    """The meaning of the next received byte."""
 
     HEAD = enum.auto()
     LENGTH = enum.auto()
     CHUNKED = enum.auto()
     UNTIL_EOF = enum.auto()
-    END = enum.auto()  # no byte any more: End is due
-    DONE = enum.auto()  # the peer's message is given out; nothing of the next may be read yet
-    SWITCHED = enum.auto()  # another protocol's
-    OVER = enum.auto()  # nobody's: the connection is not read any more
+    END = enum.auto()  # no byte is left: End must be given out
+    DONE = enum.auto()  # the peer's message is given out; the next one may not be read yet
+    SWITCHED = enum.auto()  # the byte belongs to another protocol
+    OVER = enum.auto()  # the connection is not read any more
 
 
 class Writing(enum.Enum):
-    """What may be sent next."""
+    """The message part that may be sent next."""
 
     WAITING = enum.auto()  # a server without a request
     HEAD = enum.auto()
@@ -59,7 +59,7 @@ class Writing(enum.Enum):
     DONE = enum.auto()
 
 
-# What is asked for with each event: a member of an enum is slow to look up, in Python 3.11 as slow as a call.
+# Used for each event: the lookup of an enum member is slow, in Python 3.11 as slow as a call.
 READ_HEAD, READ_DONE = Reading.HEAD, Reading.DONE
 _READ_LENGTH, _READ_END, _READ_OVER = Reading.LENGTH, Reading.END, Reading.OVER
 WRITE_WAITING, WRITE_HEAD = Writing.WAITING, Writing.HEAD
@@ -67,8 +67,8 @@ _WRITE_DONE = Writing.DONE
 
 
 class MessageReader(Output):
-    """What a connection has received, and where both of its directions stand: a message that is complete in one of them
-    changes what may come, or be sent, in the other."""
+    """The input of a connection and the state of both directions: a complete message in one direction changes what may come,
+    or be sent, in the other."""
 
     __slots__ = (
         "_chunks", "_client", "_continue_due", "_earlier", "_eof", "_error", "_head_request", "_http10", "_known", "_landed",
@@ -84,31 +84,32 @@ class MessageReader(Output):
         self._error: RemoteProtocolError | None = None
         self._retired = False
         self.must_close = False
-        """The connection carries no message after the one under way: one side said close, the peer speaks HTTP/1.0
-        without keep-alive, a body ends with the connection, was not read to its end, or broke the protocol."""
+        """True if the connection carries no message after the current one: one side said close, the peer speaks HTTP/1.0
+        without keep-alive, or a body ends with the connection, was not read to its end, or broke the protocol."""
 
         self.input = Input()
-        """What was received and not looked at: a driver may ask how much."""
+        """Input that is not parsed yet: a driver may ask how much."""
         self._eof = False
         self._reading = Reading.DONE if self._client else Reading.HEAD
         self._known: tuple[bytes, RequestHead] | None = None  # the head of the last request
-        self._whole: tuple[bytes, int, Head] | None = None  # the same, and the bytes of all of it, where it may come whole
-        self._rest = 0  # what is left of the declared length, not given out
+        # the last request's head, its size with the body, and its Head, if the next request may come whole
+        self._whole: tuple[bytes, int, Head] | None = None
+        self._rest = 0  # bytes of the declared length that are not given out
         self._chunks: Chunks | None = None
         self.landing: memoryview | None = None
-        """Where a body lands: what `get_buffer` gives a part of."""
+        """The buffer that the body is received into; `get_buffer` gives a part of it."""
         self._landed = self._told = 0  # bytes in it, and how many of them were given out
         self.unconsumed = 0
         """Body bytes given out and not credited yet, of all streams."""
-        self._earlier: dict[int, int] = {}  # those of the streams before the one under way
+        self._earlier: dict[int, int] = {}  # the uncredited bytes of streams before the current one
 
-        # the request under way, as far as its answer depends on it
+        # the current request, as far as its answer depends on it
         self._head_request = False
         self._http10 = False
         self._continue_due = False
         self._upgrade = b""
         self._te_trailers = False
-        self._usual = False  # HTTP/1.1 that stays open, to be answered with a body
+        self._usual = False  # HTTP/1.1 that stays open, and whose answer has a body
 
         self._writing = Writing.HEAD if self._client else Writing.WAITING
 
@@ -116,12 +117,12 @@ class MessageReader(Output):
 
     @property
     def unread(self) -> int:
-        """Bytes received and not given out as events yet, landed ones included."""
+        """Bytes received and not given out as events, landed ones included."""
         return self.input.unread + self._landed - self._told
 
     def receive_data(self, data: Buffer) -> None:
-        """Stores a copy of what is worth keeping; the memory may be reused at once. After an error, or when the
-        connection cannot carry another message, nothing is."""
+        """Stores a copy of the input; the caller may reuse its memory at once. After an error, or if the connection carries
+        no further message, nothing is stored."""
         if self._retired or self._eof:
             raise LocalProtocolError("data after the end of the connection" if self._eof else "data for a retired machine")
         if self.landing is not None:
@@ -130,23 +131,23 @@ class MessageReader(Output):
             self.input.feed(data)
 
     def receive_eof(self) -> None:
-        """The peer closed its side. `next_event` first gives out what came before."""
+        """Tells that the peer closed its side. `next_event` first returns the events of what came before."""
         self._eof = True
 
     def close(self) -> None:
-        """The transport is gone: gives up what is held for it, in both directions, the memory of a landing body
-        included. Nothing more may be received or sent."""
+        """Releases all that is held, in both directions and including the memory of a landing body, because the transport is
+        gone. Nothing more may be received or sent."""
         self._eof = True
         self._close_reading()
         self._clear_output()
 
     def next_event(self) -> Event | Signal:
-        """One event, NEED_DATA, or PAUSED: a pipelined request is here whose turn has not come. After the peer's end
-        it is ConnectionEnd, again and again. Raises RemoteProtocolError, then always one that says the same.
+        """One event, NEED_DATA, or PAUSED if a pipelined request is here that may not be read yet. After the peer's end it
+        is ConnectionEnd, at each call. RemoteProtocolError, and an equal one at each later call.
 
-        A Request brings its body where it lies whole and alone in one buffer, and its head is, byte for byte, that of the
-        request before, declares a body below 16 KiB or none, and expects and upgrades nothing. That is as if the Request, a
-        Data unless the body is empty, and the End had been given, and the Data credited."""
+        A Request brings its body if it is whole and alone in one buffer, its head equals that of the request before byte for
+        byte, and that head declares a body below 16 KiB or none, and neither expects nor upgrades. It stands for a Request,
+        a Data unless the body is empty, and an End, with the Data already credited."""
         reading, whole, source = self._reading, self._whole, self.input
         event: Event | Signal | None = None
         if whole is not None and source.unread == whole[1] and reading is READ_HEAD and not (source.pos or self._eof):
@@ -154,7 +155,7 @@ class MessageReader(Output):
             data = source.data
             if len(data) == size and data.startswith(text):
                 source.data, source.unread, source.blank_line = b"", 0, False
-                # what else depends on the head is as the request before has left it, for it had the same
+                # the fields that depend on the head keep their values: the request before had the same head
                 if self.unconsumed:
                     self._next_stream()
                 else:
@@ -189,7 +190,7 @@ class MessageReader(Output):
         return self._read_until_eof() if reading is Reading.UNTIL_EOF else None
 
     def _starved(self) -> Event | Signal:
-        """What to say when the bytes at hand make no event."""
+        """The answer if the bytes at hand make no event."""
         reading = self._reading
         between = reading in (Reading.DONE, Reading.SWITCHED, Reading.OVER)
         if between and self.input.data:
@@ -208,11 +209,11 @@ class MessageReader(Output):
     def _fail(self, error: RemoteProtocolError) -> None:
         if self._client:
             error.status = 502
-        if self._writing is Writing.WAITING:  # a head that was none is answered all the same
+        if self._writing is Writing.WAITING:  # a malformed head is answered too
             self._next_stream()
             self._writing = Writing.HEAD
             self._head_request = False
-            self._http10 = True  # for all we know
+            self._http10 = True  # the version is unknown: assume the older one
             self._upgrade = b""
         self._error = error.again()
         self._close_reading()
@@ -335,17 +336,17 @@ class MessageReader(Output):
         return Data(stream=self.stream, buffers=(piece,))
 
     def _end_reading(self) -> None:
-        """The peer's message is given out, or is with the event that is about to be."""
+        """Marks the peer's message as given out, or about to be with this event."""
         self._reading, self._chunks = READ_DONE, None
         if self._writing is _WRITE_DONE:
             self._turn()
 
     def _skip_body(self) -> None:
-        """Our answer is complete and its request is not given out to its end: what is here of it is dropped."""
+        """Drops the input of a request whose answer is complete and whose body is not."""
         self._rest -= self._landed - self._told
         self._end_landing()
         if self._chunks is not None:
-            with contextlib.suppress(RemoteProtocolError):  # then it has no end that can be found
+            with contextlib.suppress(RemoteProtocolError):  # then its end cannot be found
                 while (piece := self._chunks.read()) is not None:
                     if isinstance(piece, tuple):
                         self._reading, self._chunks = READ_DONE, None
@@ -359,9 +360,9 @@ class MessageReader(Output):
     # -- landing ---------------------------------------------------------------------------------------------------
 
     def land(self, stream: int, buffer: memoryview) -> int:
-        """Lets the rest of this stream's body, which has a declared length, be received into `buffer`: writable,
-        contiguous, and no smaller than that rest. What is already here is copied to its start; returns how many bytes
-        that were. They, and what `buffer_updated` adds, come out of `next_event` as Data that views this memory.
+        """Receives the rest of this stream's body, which has a declared length, into `buffer`: writable, contiguous, and at
+        least as large as that rest. Input that is already here is copied to its start; returns the number of those bytes.
+        They, and those of `buffer_updated`, come out of `next_event` as Data that views this memory.
         """
         if stream != self.stream or self.landing is not None or self._reading not in (Reading.LENGTH, Reading.END):
             raise LocalProtocolError(
@@ -383,12 +384,12 @@ class MessageReader(Output):
         return n
 
     def get_buffer(self) -> memoryview | None:
-        """Where to receive into: the part of a landing body that is not here yet. None when nothing lands."""
+        """The memory to receive into: the part of a landing body that is not here yet. None if no body lands."""
         landing = self.landing
         return None if landing is None or self._landed == len(landing) else landing[self._landed :]
 
     def buffer_updated(self, n: int) -> None:
-        """n bytes were received into what `get_buffer` gave."""
+        """Tells that n bytes were received into the memory of `get_buffer`."""
         if self.landing is None or not 0 < n <= len(self.landing) - self._landed:
             raise LocalProtocolError(f"buffer_updated: {n} bytes do not fit what get_buffer gave")
         self._landed += n
@@ -406,8 +407,8 @@ class MessageReader(Output):
     # -- the ledger of what was given out --------------------------------------------------------------------------
 
     def credit(self, stream: int, n: int) -> None:
-        """The consumer took n bytes of this stream's body. HTTP/1.1 has no window to give back; the count is what a
-        driver decides by whether to read on. Raises LocalProtocolError beyond what was given out."""
+        """Tells that the consumer took n bytes of this stream's body. HTTP/1.1 has no window to open; drivers use the count
+        to decide whether to read on. LocalProtocolError if more is credited than was given out."""
         if stream == self.stream and 0 <= n <= self.unconsumed and not self._earlier:
             self.unconsumed -= n
             return
@@ -421,13 +422,14 @@ class MessageReader(Output):
                 del self._earlier[stream]
 
     def _outstanding(self, stream: int) -> int:
-        """Of the unconsumed bytes those of this stream."""
+        """The unconsumed bytes of this stream."""
         return self.unconsumed - sum(self._earlier.values()) if stream == self.stream else self._earlier.get(stream, 0)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """One of the two messages is complete. When both are, the connection turns to the next or is over."""
+        """Called when one of the two messages is complete. If both are, the connection goes on to the next request or is
+        over."""
         if self._writing is not Writing.DONE or self._reading is Reading.OVER:
             return
         if self._reading is not Reading.DONE:

@@ -29,9 +29,9 @@ _THE_SAME = re.compile(
     r"\W*the same(?:\W*$|\s*[,.;:]| (?:as|at|by|for|from|goes|has|holds|if|in|is|of|on|to|when|where|with)\b)", re.IGNORECASE
 )
 BANNED = re.compile(
-    r"\b(?:meant without it|as good as|none is one|(?:that|which) (?:is|are) none|is no place for|by its own|seen to"
+    r"\b(?:meant without it|as good as|none is one|(?:that|which) (?:is|are) none|is no place for|by its own(?! \w)|seen to"
     r"|goes without saying|as it were|affair|(?:is|are) not looked at|in so far|such an? one|such ones|without such"
-    r"|[Tt]he (?:former|latter)|(?:do|does|did|says?|said|done) so|or so many|and so (?:is|are|do|does|has|have)"
+    r"|[Tt]he (?:former|latter)|(?:do|does|did|says?|said|done) so|or so many"
     r"|[Hh]e|[Hh]im|[Hh]imself|[Hh]is|nobody's|somebody's)\b"
 )
 _PRAGMA = re.compile(r"#(?:!| ?(?:noqa|type:|fmt:|pragma|mypy:|ruff:|nosec|-\*-))")
