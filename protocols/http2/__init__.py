@@ -1,4 +1,4 @@
-"""HTTP/2, either role."""
+"""The HTTP/2 machine, in either role."""
 
 from protocols.http2.connection import HTTP2Connection
 from protocols.http2.limits import HTTP2Limits

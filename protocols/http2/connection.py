@@ -49,14 +49,15 @@ __all__ = ["LARGEST_DATA", "LOOKS", "SHARE", "FloodCounters", "HTTP2Connection",
 _NO_DATE = DateField()
 
 SHARE = 16_384
-"""What each stream may queue, whatever the other streams have queued."""
+"""Bytes that each stream may queue, even if the other streams use up the rest."""
 WORTHWHILE = 1024
-"""A frame is not cut shorter than this to fill the end of a write."""
+"""Bytes: a DATA frame is not cut shorter than this to fill the end of a write."""
 
 
 @cache
 def _passing() -> type[PayloadPath] | None:
-    """What passes plain frames by h2; None, and a warning, where the installed h2 has not the names that this takes."""
+    """The class that handles plain frames without h2. None, after a warning, if the installed h2 lacks names that it
+    needs."""
     try:
         from protocols.http2.payload import PayloadPath
     except ImportError as missing:
@@ -66,42 +67,43 @@ def _passing() -> type[PayloadPath] | None:
     return PayloadPath
 
 
-_passing()  # whoever imports this is warned, not whoever makes the first connection
+_passing()  # the warning comes at import, and not at the first connection
 
 
 @final
 class HTTP2Connection(FrameReader):
     """One HTTP/2 connection (RFC 9113), server or client, over the h2 library.
 
-    The caller moves bytes: `receive_data` and `next_event` inwards, `data_to_send` and `data_sent` outwards. It is
-    always pullable; only windows push back. h2 decides on everything that is not plain: DATA frames on open streams and
-    requests in one HEADERS frame are handled here, against h2's own windows and states, and handed on without it. With
-    `payload_path=False`, and where the installed h2 has not the names that this takes, of which a warning tells, everything
-    goes through h2: the same events and bytes (but for how header blocks are compressed) at several times the cost.
+    The caller moves bytes: inwards with `receive_data` and `next_event`, outwards with `data_to_send` and `data_sent`.
+    Events can always be taken; only windows push back. Plain frames, which are DATA frames on open streams and requests in
+    one HEADERS frame, are handled here on h2's own windows and states. h2 decides on everything else. With
+    `payload_path=False`, and if the installed h2 lacks names that the payload path needs (a warning tells), h2 handles
+    everything. The events and bytes are the same then, except for the compression of header blocks, at several times the
+    cost.
 
-    **Receiving.** Bytes that came with Data events are the consumer's until it says `credit`, and nothing else gives
-    window back; whoever will read no more says `drop`. Both are owed also for a stream that was reset: its
-    bytes belong to the connection's window. Data and End of a stream no longer come after `drop`, after Refused, nor
-    after a server's End; a Reset always comes. A Reset may name a stream that was never announced (its head was
-    malformed), and one with code 0 may follow the End of a response: the server needs no more of the request.
+    **Receiving.** The bytes of Data events occupy the window until the consumer calls `credit`; nothing else gives window
+    back. A consumer that reads no more calls `drop`. Both are needed also for a stream that was reset, because its bytes
+    occupy the connection's window. Data and End of a stream no longer come after `drop`, after Refused, and after a server's
+    own End; a Reset always comes. A Reset may name a stream that was never announced, because its head was malformed. One
+    with code 0 may follow the End of a response: the server needs no more of the request.
 
-    **Sending.** `send` never blocks and takes any size: who wants bounds asks `room` first. A LocalProtocolError has
-    queued nothing.
+    **Sending.** `send` never blocks and takes any size: to bound the queue, ask `room` first. A LocalProtocolError means
+    that nothing was queued.
 
-    **Lingering.** A server's whole answer to a request that is not whole leaves the stream half closed: it is not open
-    any more, nothing is reported of it, not even a Reset, and what comes is dropped. The peer's END_STREAM or RST_STREAM
-    ends it, else our RST_STREAM(NO_ERROR) (section 8.1), which asks the peer to stop. That one waits until the peer has
-    had time to read the answer: some clients forget an answer whose reset they read with it, others read nothing
-    before their request is out. It is sent by `tick`, and before that past `limits.linger` bytes and for a stream that
-    others may need the place of: of `limits.streams`, those that linger have half of what the open ones leave.
+    **Lingering.** If a server has answered a request completely before the request is complete, its stream is half closed:
+    it counts as not open, nothing more of it is reported, not even a Reset, and its input is dropped. It ends with the
+    peer's END_STREAM or RST_STREAM, or with our RST_STREAM(NO_ERROR) (section 8.1), which asks the peer to stop. Ours waits
+    until the peer had time to read the answer: some clients forget an answer if they read its reset together with it, and
+    others read nothing before their request is sent. `tick` sends it. It goes out earlier if more than `limits.linger` bytes
+    came, and if lingering streams take more than half of the places in `limits.streams` that the open streams leave.
 
-    **Ending.** After a RemoteProtocolError `data_to_send` still gives the GOAWAY. When the transport is gone, call `close`;
-    then credit or drop what is unread, so that a byte budget gets everything back.
+    **Ending.** After a RemoteProtocolError, `data_to_send` still gives the GOAWAY. When the transport is gone, call `close`,
+    then credit or drop all unread bytes, so that the byte budget gets everything back.
 
-    `scheme` is the `:scheme` of a client's requests; a server reports what the request says. `budget` bounds what all
-    streams together hold unread, and their windows beyond the first. A stream for which it has not even room to begin is
-    refused with REFUSED_STREAM. Where it has none for what comes on one, NoRoom says so: that stream is as after `drop`.
-    `date` is what a server's final heads say, `now` the time from which on the peer owes its first SETTINGS.
+    `scheme` is the `:scheme` of a client's requests; a server reports that of the request. `budget` bounds the unread input
+    of all streams together, and the growth of their windows. A stream that has not even room to begin is refused with
+    REFUSED_STREAM. If there is no room for later input of a stream, NoRoom reports it, and the stream is as after `drop`.
+    `date` has the Date of a server's final heads. `now` is the time from which on the peer owes its first SETTINGS.
     """
 
     def __init__(
@@ -132,29 +134,29 @@ class HTTP2Connection(FrameReader):
         self._ending: list[int] = []
         self._handed_out = False
 
-    # What the connection is like.
+    # The state of the connection.
 
     @property
     def has_output(self) -> bool:
-        """Whether `data_to_send` would give something. Payload that waits for a window does not count."""
+        """True if `data_to_send` would give something. Payload that waits for a window does not count."""
         return bool(self._control.nbytes) or (bool(self._ring) and self._h2.outbound_flow_control_window > 0)
 
     @property
     def choked(self) -> bool:
-        """Whether more control frames wait than `limits.output`: the peer makes us answer and does not read. Whoever
-        drives the connection stops reading from it until this is False again."""
+        """True if more than `limits.output` bytes of control frames wait: the peer makes us answer and does not read. The
+        driver must stop reading from the peer until this is False again."""
         return self._control.nbytes > self.limits.output
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is open and nothing waits to be written."""
+        """True if no stream is open and no output waits to be written."""
         return not self._open and not self.has_output and not self._handed_out
 
     @property
     def must_close(self) -> bool:
-        """Whether nothing more can come of the connection: once the output is written, close it. True after a protocol
-        error and after our own GOAWAY with an error code; and, when no stream is open any more, after our last
-        GOAWAY, any GOAWAY of the peer, or its end of the connection."""
+        """True if the connection has no further use: close it once the output is written. This is so after a protocol error
+        and after our own GOAWAY with an error code. Once no stream is open, it is also so after our last GOAWAY, any GOAWAY
+        of the peer, and the peer's end of the connection."""
         if self._error is not None or self._closed or self._leaves_with_error:
             return True
         leaving = self._peer_leaves or self._eof or self._refusing
@@ -162,8 +164,8 @@ class HTTP2Connection(FrameReader):
 
     @property
     def can_open(self) -> bool:
-        """Client: whether a Request may be sent now, by the peer's MAX_CONCURRENT_STREAMS, both sides' GOAWAY, the
-        stream numbers and the byte budget."""
+        """Client: True if a Request may be sent now, by the peer's MAX_CONCURRENT_STREAMS, both sides' GOAWAY, the stream
+        numbers and the byte budget."""
         alive = self._client and not self._over and not self._eof
         leaving = self._peer_leaves or self._last_sent is not None
         allowed = self._open < self._h2.remote_settings.max_concurrent_streams and self.next_stream <= LARGEST_ID
@@ -171,7 +173,7 @@ class HTTP2Connection(FrameReader):
 
     @property
     def next_stream(self) -> int:
-        """Client: the number for the next Request. Larger odd ones may be used too."""
+        """Client: the number for the next Request. Larger odd numbers are valid too."""
         return self._h2.highest_outbound_stream_id + 2 if self._h2.highest_outbound_stream_id else 1
 
     @property
@@ -180,7 +182,8 @@ class HTTP2Connection(FrameReader):
 
     @property
     def waits_for(self) -> Unfinished | None:
-        """What has begun and is not whole, once `next_event` has said NEED_DATA; None between two frames."""
+        """The part that the peer has begun and not finished, once `next_event` has returned NEED_DATA. None between two
+        frames."""
         splitter, at = self._splitter, self._begun_at
         if splitter.expects_settings:
             return Unfinished(Part.SETTINGS, self._made_at)
@@ -195,9 +198,9 @@ class HTTP2Connection(FrameReader):
         return Unfinished(part, at, len(splitter.buffer) - splitter.at - HEAD)
 
     def give_up(self, code: int, reason: str) -> None:
-        """Ends the connection for what its peer does, though it is not against the protocol: GOAWAY with the code, and the
-        reason as its debug data, goes ahead of all that is queued, every stream is over, and nothing more is read. From then
-        on all is as after a RemoteProtocolError."""
+        """Ends the connection over behaviour that the protocol allows. GOAWAY with the code, and the reason as its debug
+        data, goes ahead of all queued output; every stream is over; and nothing more is read. From then on the machine is as
+        after a RemoteProtocolError."""
         if self._over:
             return
         self._control.drop_rest()
@@ -210,10 +213,10 @@ class HTTP2Connection(FrameReader):
     # Sending.
 
     def send(self, event: Request | Response | Data | End | Reset | GoAway | Ping) -> None:
-        """Queues what the event says. Response, Data and End need a stream that is open and not ended by us, Data and
-        End the final head before them; a 1xx Response may come before that. Data is kept by reference until it is
-        written. A Reset drops what the stream has queued. A GoAway refuses streams above its number and lets the
-        others finish. A Ping carries 8 bytes; its answer is not reported.
+        """Queues the event. Response, Data and End need a stream that is open and that we have not ended. Data and End also
+        need the final head before them; 1xx Responses may come before that head. Data is kept by reference until it is
+        written. A Reset drops the stream's queue. A GoAway refuses streams above its number and lets the others finish. A
+        Ping carries 8 bytes; its answer is not reported.
         """
         if self._over:
             raise LocalProtocolError("the connection is over")
@@ -236,8 +239,8 @@ class HTTP2Connection(FrameReader):
     def respond(
         self, stream: int, status: int, headers: Headers, buffers: Sequence[Buffer] = (), trailers: Headers = ()
     ) -> None:
-        """A whole answer: what `send` does with a final Response, with Data if there are buffers, and with End, but that a
-        LocalProtocolError has queued nothing of it."""
+        """Sends a whole answer: a final Response, Data if there are buffers, and End. Unlike three calls of `send`, a
+        LocalProtocolError means that none of it is queued."""
         if self._over:
             raise LocalProtocolError("the connection is over")
         if status < 200:
@@ -259,7 +262,7 @@ class HTTP2Connection(FrameReader):
         self._end(found, trailers)
 
     def send_data(self, stream: int, buffers: Sequence[Buffer]) -> None:
-        """What `send` does with Data."""
+        """Sends a Data without an event object."""
         found = self._streams.get(stream)
         if found is None or found.ended or found.reset or not found.head_sent:
             if self._over:
@@ -272,12 +275,12 @@ class HTTP2Connection(FrameReader):
                 self._ring[stream] = found
 
     def room(self, stream: int) -> int:
-        """How many more bytes the stream may queue: up to `limits.send_buffer` in all while the connection's streams
-        together have less than `limits.connection_send_buffer` queued, and up to SHARE always.
+        """The number of bytes that the stream may still queue. Its limit is `limits.send_buffer` while all streams together
+        have less than `limits.connection_send_buffer` queued, and SHARE otherwise.
 
-        The share keeps a stream that a stalled one's bytes would crowd out going, frame by frame; and because a
-        stream with an empty queue always has room, whoever waits for room waits for its own stream to be written
-        and for no other. 0 for a stream on which nothing more can be sent.
+        With the share, a stream can go on frame by frame even if a stalled one fills the common queue. A stream with an
+        empty queue always has room, so a caller that waits for room waits for its own stream alone. 0 if nothing more can be
+        sent on the stream.
         """
         found = self._streams.get(stream)
         if found is None or found.reset or found.ended:
@@ -290,26 +293,27 @@ class HTTP2Connection(FrameReader):
         return max(0, min(own, max(SHARE - held, shared)))
 
     def queued(self, stream: int) -> int:
-        """Bytes of the stream's payload that are not written yet."""
+        """The bytes of the stream's payload that are not written yet."""
         found = self._streams.get(stream)
         return 0 if found is None else found.queue.nbytes + found.queue.leaving
 
     def leaving(self, stream: int) -> int:
-        """Those of them that `data_to_send` has handed out."""
+        """The bytes of the stream's payload that `data_to_send` has handed out and that are not written yet."""
         found = self._streams.get(stream)
         return 0 if found is None else found.queue.leaving
 
     def shutdown(self, last: bool) -> None:
-        """A graceful end in two steps (RFC 9113 section 6.8). The first says GOAWAY with the largest number: open no more
-        streams; those under way are still accepted. With `last` it names the highest accepted stream; newer ones are
-        refused with REFUSED_STREAM. What is open finishes either way. Repeating a step does nothing.
+        """Ends the connection gracefully, in two steps (RFC 9113 section 6.8). The first GOAWAY names the largest number:
+        the peer should open no more streams, and those on their way are still accepted. With `last` it names the highest
+        accepted stream; newer ones are refused with REFUSED_STREAM. Open streams finish either way. Repeating a step does
+        nothing.
         """
         if not self._over and (self._last_sent is None or (last and not self._refusing)):
             self._send_goaway(GoAway(last_stream=self._highest if last else LARGEST_ID))
 
     def close(self) -> None:
-        """The transport is gone: nothing will be written or received any more, and every stream is over. Bytes that were
-        given out are still to be credited or dropped. Any number of times."""
+        """Tells that the transport is gone: nothing more is written or received, and every stream is over. Bytes that were
+        given out must still be credited or dropped. It may be called any number of times."""
         self._closed = True
         self._h2.close()
         self._splitter.clear()
@@ -342,7 +346,7 @@ class HTTP2Connection(FrameReader):
         fields = request_fields(event.head, self.scheme)
         window = self._windows.open(self._h2.local_settings.initial_window_size)
         assert window is not None, "can_open has asked the budget"
-        self._return_connection_credit()  # ahead of the head, which then may say that nothing follows
+        self._return_connection_credit()  # ahead of the head, which may end the stream
         self._h2.send_headers(event.stream, fields)
         found = self._adopt(event.stream, self._h2.streams[event.stream], window)
         found.head_sent = True
@@ -366,8 +370,8 @@ class HTTP2Connection(FrameReader):
         found.head_sent = status >= 200
 
     def _date_of(self, headers: Headers) -> Headers:
-        """What a final head has behind these fields: the date where they have none (RFC 9110 section 6.6.1), and what else
-        all of them have."""
+        """The fields that follow these in a final head: a date unless they have one (RFC 9110 section 6.6.1), and the fields
+        that all heads have."""
         for name, _ in headers:
             if name == b"date":
                 return self._date.beside
@@ -399,7 +403,7 @@ class HTTP2Connection(FrameReader):
     def _send_goaway(self, event: GoAway) -> None:
         if not 0 <= event.code < 2**32 or not 0 <= event.last_stream <= LARGEST_ID or len(event.debug) > LARGEST_DATA - 8:
             raise LocalProtocolError("code, last_stream or debug of a GoAway is out of range")
-        # Not through h2, which would end the connection. A later GOAWAY never names more than an earlier (section 6.8).
+        # Not through h2, which would end the connection. A later GOAWAY never names a higher stream (section 6.8).
         named = max(event.last_stream, self._highest)
         self._last_sent = named if self._last_sent is None else min(self._last_sent, named)
         self._leaves_with_error = self._leaves_with_error or event.code != Code.NO_ERROR
@@ -419,8 +423,8 @@ class HTTP2Connection(FrameReader):
         return found
 
     def _finish(self, stream: Stream) -> None:
-        """Writes our end of a stream whose payload is all out of the queue: on its head, where that has not begun to leave.
-        Trailers are encoded only here, because header blocks must reach the peer in the order of their encoding."""
+        """Writes our end of a stream whose payload has left the queue: as a flag of its head, if that has not begun to
+        leave. Trailers are encoded only here, because header blocks must reach the peer in the order of their encoding."""
         trailers = stream.trailers
         frames = self._h2.end(stream.library, trailers)
         if trailers or not self._control.end_head(stream.id):
@@ -430,12 +434,12 @@ class HTTP2Connection(FrameReader):
     # Writing.
 
     def data_to_send(self, at_most: int) -> list[Buffer]:
-        """The next buffers to write, at most so many bytes: control frames first, then a DATA frame of each stream in turn
-        that its window and the connection's let write. Empty if there is nothing, or no space for a frame: 10 bytes are
-        the least.
+        """The next buffers to write, at most `at_most` bytes: control frames first, then in turn a DATA frame of each stream
+        whose window and the connection's allow it. Empty if there is nothing, or no space for a frame: that takes at least
+        10 bytes.
 
-        Payload from 4 KiB on is handed out by reference. Nothing else may be written between these bytes. They count
-        as queued until `data_sent`; asking again before that is a LocalProtocolError.
+        Payload of 4 KiB and more is handed out by reference. Nothing else may be written between these buffers. Their bytes
+        count as queued until `data_sent`; a second call before that is a LocalProtocolError.
         """
         if self._handed_out:
             raise LocalProtocolError("data_to_send again before data_sent")
@@ -455,7 +459,8 @@ class HTTP2Connection(FrameReader):
         return gathered(out, filled)
 
     def data_sent(self) -> Sent:
-        """The buffers of the last `data_to_send` are written. Says which streams have more room and which are ended."""
+        """Confirms that the buffers of the last `data_to_send` are written. Returns the streams that have more room or have
+        ended."""
         if not self._handed_out:
             raise LocalProtocolError("data_sent without data_to_send")
         leaving, self._leaving = self._leaving, []
@@ -473,8 +478,8 @@ class HTTP2Connection(FrameReader):
         return Sent(room=list(dict.fromkeys([stream.id for stream, _ in leaving])), ended=ended)
 
     def _write_frame(self, out: list[bytes | memoryview], filled: int, space: int) -> int:
-        """Appends one DATA frame of the stream whose turn it is, or all full ones where it has every turn, and says how long
-        they are; 0 if none can or should be written."""
+        """Appends one DATA frame of the next stream, or all full frames if it is the only one that waits. Returns their
+        size, or 0 if no frame can or should be written."""
         ring, h2 = self._ring, self._h2
         number, stream = ring.popitem(last=False)
         library, queue = stream.library, stream.queue

@@ -1,4 +1,4 @@
-"""What of HTTP/2 costs a peer little and us something: how it is counted, and how much of each kind is allowed."""
+"""The flood limits of HTTP/2: cheap input that costs the gateway work, how it is counted, and how much is allowed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import final
 from protocols.floods import Allowance, Allowances
 
 YOUNG = 1.0
-"""Seconds: a peer's cancel of a stream that is older costs an exchange that has had its time."""
+"""Seconds: a reset by the peer counts as a flood only for a stream younger than this."""
 LATE = 3.0
-"""Seconds from our own RST_STREAM in which frames of that stream may be under way: two, and one because the machine is told
-the time once a second."""
+"""Seconds after our own RST_STREAM in which frames of that stream may still arrive: two, and one more because the driver
+passes the time once a second."""
 CRAMPED = 256
-"""Bytes: a DATA frame that the peer's window makes shorter is mostly overhead."""
+"""Bytes: a DATA frame that the peer's window cuts shorter than this is mostly overhead."""
 
 
 @final
 @dataclass(slots=True)
 class FloodCounters:
-    """What came since the connection began: counted by the machine where it happens rarely, and else derived from what it
-    keeps anyway, when it is asked (`HTTP2Connection.flood_counters`)."""
+    """The input since the connection began. The machine counts rare kinds as they come, and derives the others from its own
+    state on request (`HTTP2Connection.flood_counters`)."""
 
     total: int = 0
     resets: int = 0
@@ -29,18 +29,18 @@ class FloodCounters:
     settings: int = 0
     empty_data: int = 0
     empty_row: int = 0
-    """The most empty DATA frames that came one behind the other on one stream."""
+    """The longest row of empty DATA frames on one stream."""
     window_updates: int = 0
     priority: int = 0
     cramped: int = 0
     waste: int = 0
 
     opened: int = 0
-    """Streams of the peer's that were accepted."""
+    """Streams of the peer that were accepted."""
     fed: int = 0
-    """DATA frames with payload, as far as empty ones came between them."""
+    """DATA frames with payload; several between two empty ones count once."""
     data_sent: int = 0
-    """DATA frames of ours with payload that are with the kernel."""
+    """Our DATA frames with payload that the kernel has."""
     heads_sent: int = 0
     """Streams that we have ended: each had a HEADERS frame of ours."""
     late: int = 0
@@ -48,7 +48,7 @@ class FloodCounters:
     payload_in: int = 0
     payload_out: int = 0
     completed: int = 0
-    """Exchanges that ended complete: the machine does not know, its driver says so."""
+    """Exchanges that ended complete. The machine cannot know, so the driver sets it."""
 
 
 HTTP2_FLOODS: Allowances[FloodCounters] = Allowances(
@@ -136,5 +136,5 @@ HTTP2_FLOODS: Allowances[FloodCounters] = Allowances(
         ),
     )
 )
-"""What one peer may do. The bursts and rates are those of `[http2.floods]` unless it is set; that of `refused` is twice
+"""The allowances of one peer. `[http2.floods]` can set other bursts and rates. By default the burst of `refused` is twice
 `http2.streams`."""

@@ -1,4 +1,4 @@
-"""HTTP/2 frames as bytes: the splitter that cuts whole ones out of what arrives, and the few that are written by hand."""
+"""HTTP/2 frames as bytes: cuts whole frames out of the input, and writes the few that h2 does not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from protocols.events import Buffer
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD = 9
-"""Bytes of a frame head (RFC 9113 section 4.1)."""
+"""The size of a frame head in bytes (RFC 9113 section 4.1)."""
 LARGEST_DATA = 16_384
-"""Payload of one DATA frame that we write, at most: a turn of the round robin, and what every peer takes (section 4.2)."""
+"""The longest payload of a DATA frame that we write: one turn of the round robin, and accepted by any peer (section 4.2)."""
 RUN = 16
-"""DATA frames that are looked at together, at most: as many of any size are a short step, looked at in vain too."""
+"""The most DATA frames that are examined in one step, which keeps the step short even if none of them can be taken."""
 END_STREAM = 0x1
 ACK = 0x1
 END_HEADERS = 0x4
@@ -26,11 +26,11 @@ PADDED = 0x8
 LARGEST_ID = 2**31 - 1
 _WINDOW_UPDATE = struct.Struct(">IBII")
 FRAME_HEAD = struct.Struct(">IBI")
-"""Length and kind in one number, flags, stream with the reserved bit."""
+"""Length and kind as one number, flags, and the stream with its reserved bit."""
 
 
 class Kind(enum.IntEnum):
-    """The frame types of RFC 9113 section 6. Anything above CONTINUATION is an extension and may be ignored."""
+    """The frame types of RFC 9113 section 6. Any type above CONTINUATION is an extension and may be ignored."""
 
     DATA = 0
     HEADERS = 1
@@ -57,7 +57,7 @@ class Code(enum.IntEnum):
 
 @final
 class HTTP2Frame(msgspec.Struct, frozen=True, gc=False):
-    """One whole frame: `kind` is a plain number because extensions have no name; `reserved` is the bit before `stream`."""
+    """One whole frame. `kind` is a plain number because extensions have no name. `reserved` is the bit before `stream`."""
 
     kind: int
     flags: int
@@ -67,7 +67,7 @@ class HTTP2Frame(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def head(self) -> bytes:
-        """Its nine bytes as they came."""
+        """The frame's nine bytes, as they came."""
         return FRAME_HEAD.pack(len(self.payload) << 8 | self.kind, self.flags, self.stream | self.reserved << 31)
 
 
@@ -87,8 +87,8 @@ def window_update(stream: int, increment: int) -> bytes:
 
 
 def head_frames(stream: int, block: bytes, largest: int, *, end: bool = False) -> bytes:
-    """A header block as HEADERS and as many CONTINUATION frames as `largest` makes of it; with `end` it ends the stream,
-    which the HEADERS frame says (RFC 9113 section 6.2)."""
+    """A header block as one HEADERS frame and CONTINUATION frames with at most `largest` bytes each. With `end`, the HEADERS
+    frame ends the stream (RFC 9113 section 6.2)."""
     first = END_STREAM if end else 0
     if len(block) <= largest:
         return FRAME_HEAD.pack(len(block) << 8 | Kind.HEADERS, END_HEADERS | first, stream) + block
@@ -113,7 +113,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def unpad(frame: HTTP2Frame) -> bytes | None:
-    """The payload of a DATA frame without its padding; None where the padding is longer than the frame (section 6.1)."""
+    """The payload of a DATA frame without its padding. None if the padding is longer than the frame (section 6.1)."""
     if not frame.flags & PADDED:
         return frame.payload
     if not frame.payload or frame.payload[0] >= len(frame.payload):
@@ -122,7 +122,7 @@ def unpad(frame: HTTP2Frame) -> bytes | None:
 
 
 def copy_payloads(buffer: bytes, payloads: Iterable[tuple[int, int]], memory: memoryview) -> None:
-    """Copies payloads, each where it begins in `buffer` and how long it is, one behind another to the start of `memory`."""
+    """Copies payloads, each given by its start in `buffer` and its length, one behind the other to the start of `memory`."""
     view, at = memoryview(buffer), 0
     for start, n in payloads:
         memory[at : at + n] = view[start : start + n]
@@ -131,10 +131,10 @@ def copy_payloads(buffer: bytes, payloads: Iterable[tuple[int, int]], memory: me
 
 @final
 class FrameSplitter:
-    """Cuts the byte stream into whole frames, and refuses the ones that are too large before they are buffered.
+    """Cuts the input into whole frames, and refuses frames that are too large before it buffers them.
 
-    It holds at most what `receive` was given and one incomplete frame. After it has raised RemoteProtocolError it is
-    of no more use; `pending_head` then still shows the head of the frame that it refused.
+    It holds at most the last input and one incomplete frame. After a RemoteProtocolError it cannot be used again, but
+    `pending_head` still shows the head of the refused frame.
     """
 
     __slots__ = (
@@ -153,19 +153,20 @@ class FrameSplitter:
 
     def __init__(self, *, preface: bool, frame_size: int, continuations: int, block: int, settings_entries: int) -> None:
         self.frame_size = frame_size
-        """The longest payload that may arrive; it may be raised when the peer has acknowledged a larger one."""
+        """The longest payload that may arrive. Raise it when the peer has acknowledged a larger one."""
         self.block_stream = 0
-        """The stream whose header block is open: HEADERS or PUSH_PROMISE came without END_HEADERS. 0 for none."""
+        """The stream whose header block is incomplete: HEADERS or PUSH_PROMISE came without END_HEADERS. 0 if there is
+        none."""
         self.buffer: bytes | bytearray = b""
-        """What arrived; a bytearray while a large frame comes in small pieces."""
+        """The input. It is a bytearray while a large frame comes in small pieces."""
         self.at = 0
-        """Where in `buffer` the next frame begins. Whoever takes that frame by himself says `skip`."""
+        """The start of the next frame in `buffer`. A caller that takes this frame itself then calls `skip`."""
         self._preface = PREFACE if preface else b""
         self._first = True
         self._continuations = continuations
         self._continued = 0
         self.block = block
-        """The longest header block before decoding."""
+        """The longest header block before decoding, in bytes."""
         self._blocked = 0
         self._settings_entries = settings_entries
 
@@ -178,49 +179,49 @@ class FrameSplitter:
         elif rest < len(data):
             self.buffer, self.at = b"".join((memoryview(buffer)[at:], data)), 0
         else:
-            # Each byte is copied a bounded number of times, however small the pieces are that it comes in.
+            # In a bytearray, each byte is copied a bounded number of times, however small the pieces of the input are.
             if not isinstance(buffer, bytearray):
                 buffer = bytearray(memoryview(buffer)[at:])
                 self.buffer, self.at = buffer, 0
             buffer += data
 
     def clear(self) -> None:
-        """Forgets what is buffered."""
+        """Drops the input."""
         self.buffer, self.at = b"", 0
 
     def skip(self, end: int) -> None:
-        """The next frame begins at `end`."""
+        """Sets the start of the next frame to `end`."""
         if end == len(self.buffer):
             self.buffer, self.at = b"", 0
         else:
             self.at = end
 
     def skip_block(self, length: int) -> None:
-        """The same after HEADERS with a whole block of so many bytes."""
+        """Skips a HEADERS frame that is a whole header block of `length` bytes."""
         self._continued, self._blocked = 0, length
         self.skip(self.at + HEAD + length)
 
     @property
     def expects_settings(self) -> bool:
-        """Whether the peer has yet to send its first frame, and a client the preface before it."""
+        """True until the peer has sent its first frame, and a client the preface before it."""
         return self._first
 
     @property
     def at_boundary(self) -> bool:
-        """Whether everything that arrived was cut into whole frames and complete header blocks."""
+        """True if the input ends with a whole frame and outside of a header block."""
         whole_preface = not self._preface or self._preface is PREFACE
         return not self.buffer and not self.block_stream and whole_preface
 
     @property
     def pending_head(self) -> bytes:
-        """The head of the frame that waits at the front."""
+        """The head of the next frame, as far as it has come."""
         return bytes(self.buffer[self.at : self.at + HEAD])
 
     def next_frame(self) -> HTTP2Frame | None:
-        """The next whole frame, or None until more bytes are there.
+        """The next whole frame, or None until more bytes are here.
 
-        Raises RemoteProtocolError for a wrong preface, a first frame that is not SETTINGS (section 3.4), a frame above
-        `frame_size`, and for header blocks or SETTINGS that are larger than any honest peer makes them.
+        RemoteProtocolError for a wrong preface, a first frame that is not SETTINGS (section 3.4), a frame above
+        `frame_size`, and a header block or SETTINGS frame beyond the limits.
         """
         if self._preface:
             self._take_preface()
@@ -247,10 +248,12 @@ class FrameSplitter:
     def payloads(
         self, buffer: bytes, stream: int, room: int, expected: int | None
     ) -> tuple[int, list[tuple[int, int]], int, bool]:
-        """Of `buffer`, which is what arrived: the DATA frames at the front, without padding, that are the stream's, as many
-        as are whole and together have at most `room` bytes, at most RUN, the last of which may end the stream where it has
-        the `expected` bytes then. How many bytes their payloads have; where in the buffer each begins, and its length; where
-        the next frame begins; whether the stream ends.
+        """Finds the stream's plain DATA frames at the front of `buffer`, which must be the input. It takes whole frames
+        without padding, at most RUN of them and at most `room` bytes of payload. The last one may end the stream if the
+        payload then has the `expected` size.
+
+        Returns the total payload size, the start and length of each payload in the buffer, the start of the next frame, and
+        True if the stream ends.
         """
         at, size, total, ended = self.at, len(buffer), 0, False
         found: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""HTTP/2 heads and trailers: from header lists to events and back, and what is wrong with them (RFC 9113 section 8)."""
+"""HTTP/2 heads and trailers: converts header lists to events and back, and checks them (RFC 9113 section 8)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _NEEDED = frozenset((b":method", b":scheme", b":path"))
 _ENTRY = 32
-"""RFC 9113 section 6.5.2: what each field counts beside its name and value."""
+"""The overhead that each field counts beside its name and value (RFC 9113 section 6.5.2)."""
 LENGTH = "content-length: expected one number in digits"
 _REQUEST = HeaderValidationFlags(is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False)
 
 
 class MalformedHeadError(Exception):
-    """A received header list that ends its stream (PROTOCOL_ERROR, section 8.1.1); the text says what is wrong."""
+    """A received header list that ends its stream with PROTOCOL_ERROR (section 8.1.1). The text gives the reason."""
 
 
 def read_request(
     stream: int, headers: Sequence[tuple[bytes, bytes]], *, ended: bool, fields: int, size: int
 ) -> Request | Refused:
-    """The request that a header list means, or a Refused for one that can be answered.
+    """The request of a header list, or a Refused if the request is wrong but can be answered.
 
-    `ended` says that no body follows, `fields` and `size` are the limits of the fields' number and of the list's bytes
-    as section 6.5.2 counts them. Raises MalformedHeadError for the rest.
+    `ended` tells that no body follows. `fields` limits the number of fields, and `size` the bytes of the list as section
+    6.5.2 counts them. MalformedHeadError if the list is wrong and cannot be answered.
     """
     pseudo, regular = _split(headers)
     names = [name for name, _ in regular]
@@ -69,8 +69,8 @@ def read_request(
 
 
 def plain_request(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Head | None:
-    """The head of the request, with a body to come, that a header list straight from HPACK means; None where
-    anything is wrong with it, also what `read_request` leaves to h2."""
+    """The head of a request whose header list comes straight from HPACK and whose body follows. None if anything is wrong
+    with it, also what `read_request` leaves to h2."""
     names = [name for name, _ in headers]
     if b"cookie" in names:
         headers = joined_cookies(headers)
@@ -82,7 +82,7 @@ def plain_request(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: 
 
 
 def read_response(stream: int, headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Response:
-    """The response head that a header list means, or MalformedHeadError."""
+    """The response head of a header list. MalformedHeadError if it is wrong."""
     pseudo, regular = _split(headers)
     refusal = _too_large(headers, regular, fields, size)
     wrong = refusal[1] if refusal else malformed(headers, response=True) or _wrong_length(headers)
@@ -95,7 +95,7 @@ def read_response(stream: int, headers: Sequence[tuple[bytes, bytes]], *, fields
 
 
 def read_trailers(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Headers:
-    """The trailer fields of a header list, or MalformedHeadError."""
+    """The trailer fields of a header list. MalformedHeadError if it is wrong."""
     _, regular = _split(headers)
     refusal = _too_large(headers, regular, fields, size)
     wrong = refusal[1] if refusal else malformed(headers, trailers=True) or _wrong_length(headers)
@@ -105,12 +105,12 @@ def read_trailers(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: 
 
 
 def joined_cookies(headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """A received header list with its cookie crumbs in one field, as h2 reports it (RFC 9113 section 8.2.3)."""
+    """A received header list with its cookie fields joined into one, as h2 reports it (RFC 9113 section 8.2.3)."""
     return list(normalize_inbound_headers(headers, _REQUEST))
 
 
 def malformed(headers: Iterable[tuple[bytes, bytes]], *, response: bool = False, trailers: bool = False) -> str:
-    """What h2 finds wrong with a received header list, cut to 200 characters; empty if nothing."""
+    """The error that h2 finds in a received header list, cut to 200 characters. Empty if there is none."""
     flags = HeaderValidationFlags(is_client=False, is_trailer=trailers, is_response_header=response, is_push_promise=False)
     try:
         for _ in validate_headers(headers, flags):
@@ -121,7 +121,7 @@ def malformed(headers: Iterable[tuple[bytes, bytes]], *, response: bool = False,
 
 
 def lies_about_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a content-length is no number, or there are several that differ."""
+    """True if a content-length is not a number, or if several differ."""
     values = {value for name, value in headers if name == b"content-length"}
     return len(values) > 1 or any(not value.isdigit() or len(value) > 18 for value in values)
 
@@ -131,13 +131,13 @@ def _wrong_length(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """The value of content-length, whose form is checked before."""
+    """The value of content-length, which must be checked before."""
     return next((int(value) for name, value in headers if name == b"content-length"), None)
 
 
 def request_fields(request: Head, scheme: bytes) -> Fields:
-    """The header list of a request to send. The authority may also stand in a Host field, which does not go out itself
-    (section 8.3.1). Raises LocalProtocolError for what HTTP/2 cannot carry."""
+    """The header list of a request to send. The authority may be in a Host field, which is not sent itself (section 8.3.1).
+    LocalProtocolError for a head that HTTP/2 cannot carry."""
     hosts = {value for name, value in request.headers if name == b"host"}
     authorities = hosts | {request.authority} if request.authority else hosts
     if len(authorities) != 1:
@@ -163,7 +163,7 @@ def request_fields(request: Head, scheme: bytes) -> Fields:
 
 
 def response_fields(status: int, headers: Headers) -> Fields:
-    """The header list of a response to send; LocalProtocolError for what HTTP/2 cannot carry."""
+    """The header list of a response to send. LocalProtocolError for fields that HTTP/2 cannot carry."""
     check_status(status)
     return [(b":status", b"%d" % status), *check_fields(headers)]
 
@@ -221,8 +221,8 @@ def _authority(pseudo: dict[bytes, bytes], regular: Fields) -> bytes:
 
 
 def _certainly_fine(headers: Sequence[tuple[bytes, bytes]], pseudo: dict[bytes, bytes], names: list[bytes]) -> bool:
-    """Whether h2 has nothing against a request that is not `_unacceptable`, told at less cost than by asking it; `names`
-    are those of the ordinary fields."""
+    """True if h2 would surely accept a request that is not `_unacceptable`; this check costs less than h2's. `names` are the
+    names of the ordinary fields."""
     values = [value for _, value in headers]
     text = b"".join(values)
     return (
@@ -240,13 +240,13 @@ def _certainly_fine(headers: Sequence[tuple[bytes, bytes]], pseudo: dict[bytes, 
 
 
 def check_status(status: int) -> None:
-    """LocalProtocolError for what is no status of HTTP/2."""
+    """Raises LocalProtocolError if HTTP/2 has no such status."""
     if not 100 <= status <= 999 or status == 101:
         raise LocalProtocolError(f"status {status} cannot be sent; HTTP/2 has 100 to 999 without 101")
 
 
 def check_fields(headers: Headers) -> Headers:
-    """The fields as they are; LocalProtocolError for what HTTP/2 cannot carry."""
+    """Returns the fields unchanged. LocalProtocolError if HTTP/2 cannot carry them."""
     for name, value in headers:
         if not _NAME.fullmatch(name) or name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
             raise LocalProtocolError(f"HTTP/2 cannot carry the field {name[:100]!r}; names are lower-case tokens")

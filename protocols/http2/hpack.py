@@ -1,4 +1,4 @@
-"""HPACK for our HTTP/2 machine: a decoder that remembers what blocks mean, and an encoder without a dynamic table."""
+"""HPACK for our HTTP/2 machine: a decoder that caches decoded blocks, and an encoder without a dynamic table."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from hpack.table import HeaderTable
 from protocols.events import Head
 
 REMEMBERED_BYTES = 8192
-"""What the remembered blocks of one connection may hold, each counted as its own bytes and its list's (RFC 9113
-section 6.5.2); the longest block that is remembered takes a quarter."""
+"""The most bytes of cached blocks on one connection. Each counts with its own bytes and those of its list (RFC 9113 section
+6.5.2). A block is cached if it takes at most a quarter of this."""
 _SHORT = 128
-"""Strings up to this length are worth remembering across connections, unless they are marked never to be indexed."""
+"""Strings up to this length are cached across connections, unless they are marked as never indexed."""
 _ENTRY = 32
 _STATIC = len(HeaderTable.STATIC_TABLE)
 _STATIC_FIELDS = (None, *(HeaderTuple(*field) for field in HeaderTable.STATIC_TABLE))  # the first index is 1
 _STATIC_NAMES = (b"", *(name for name, _ in HeaderTable.STATIC_TABLE))
-_INDEXED, _INCREMENTAL, _UPDATE, _NEVER = 0x80, 0x40, 0x20, 0x10  # RFC 7541 section 6, the first bits of a field
+_INDEXED, _INCREMENTAL, _UPDATE, _NEVER = 0x80, 0x40, 0x20, 0x10  # RFC 7541 section 6: the first bits of a field
 _HUFFMAN = 0x80
 
 _decode_short = lru_cache(maxsize=1024)(decode_huffman)
 
 
 class _Unusual(Exception):
-    """A block that is hpack's business."""
+    """A block that is left to hpack."""
 
 
 @final
 class Block:
-    """What one header block means."""
+    """The meaning of one header block."""
 
     __slots__ = ("head", "headers", "size")
 
     def __init__(self, headers: list[HeaderTuple], size: int) -> None:
         self.headers = headers
         self.size = size
-        """The list's bytes as RFC 9113 section 6.5.2 counts them."""
+        """The size of the list in bytes, as RFC 9113 section 6.5.2 counts it."""
         self.head: Head | None = None
-        """The request that it is, once that is known: checked, and of no content-length that h2 refuses."""
+        """The request of this list, once it has been checked, its content-length included. None before."""
 
 
 class RememberingDecoder(Decoder):
-    """An hpack Decoder that reads ordinary blocks itself, and equal ones only once while the table stays as it is.
+    """An hpack Decoder that decodes ordinary blocks itself, and equal blocks only once while the dynamic table is unchanged.
 
-    A block that adds nothing to the dynamic table means the same until some other block changes that table, so most
-    requests of a client cost one look-up. Whatever is not plain (table size updates, long integers, errors, lists too
-    large) is decoded by hpack from the same state, and has hpack's errors.
+    A block that adds nothing to the dynamic table keeps its meaning until another block changes that table. Most requests
+    of a client therefore cost one look-up. hpack itself decodes everything unusual (table size updates, long integers,
+    errors, lists that are too large) from the same state, and raises its own errors.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class RememberingDecoder(Decoder):
         self._read: Block | None = None
 
     def look(self, data: bytes) -> Block | None:
-        """What a block means, with its effect on the table; None, and no effect, where hpack must decide. Then, or after
-        `put_back`, `decode` is still to be called with the block; else it is done."""
+        """Decodes a block and applies its effect on the table. None, and no effect, if hpack must decide. After None, or
+        after `put_back`, `decode` must still be called with the block; otherwise the block is done."""
         found = self._known.get(data)
         if found is None:
             return self._learn(data)
@@ -71,11 +71,11 @@ class RememberingDecoder(Decoder):
         return found
 
     def put_back(self, block: Block) -> None:
-        """The next `decode` is for this block, which `look` has read already."""
+        """Keeps a block that `look` has decoded for the next call of `decode`."""
         self._read = block
 
     def decode(self, data: bytes, raw: bool = False) -> list[HeaderTuple]:
-        """As hpack decodes it."""
+        """Decodes a block as hpack does."""
         block, self._read = self._read, None
         if raw and (block or (block := self.look(data))):
             return list(block.headers)
@@ -111,8 +111,8 @@ class RememberingDecoder(Decoder):
             self._held = 0
 
     def _fields(self, data: bytes) -> tuple[Block, bool]:
-        """The list, and whether a field of it was for the dynamic table. Raises _Unusual, IndexError or
-        HPACKDecodingError for what is not plain; the table may have been changed then."""
+        """The decoded block, and True if a field changed the dynamic table. _Unusual, IndexError or HPACKDecodingError if
+        the block is not ordinary; the table may have changed by then."""
         table, changes = self.header_table, False
         if table.maxsize > self.max_allowed_table_size:
             raise _Unusual
@@ -150,7 +150,7 @@ class RememberingDecoder(Decoder):
 
 
 def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
-    """The integer of RFC 7541 section 5.1 in the lower bits of a byte and up to two more, and where it ends."""
+    """The integer of RFC 7541 section 5.1 in the lower bits of a byte and up to two more, and the index behind it."""
     number = data[at] & mask
     if number < mask:
         return number, at + 1
@@ -164,7 +164,7 @@ def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def _string(data: bytes, at: int, never: bool) -> tuple[bytes, int]:
-    """The string of RFC 7541 section 5.2, and where it ends."""
+    """The string of RFC 7541 section 5.2, and the index behind it."""
     first = data[at]
     length = first & 0x7F
     length, at = (length, at + 1) if length < 0x7F else _integer(data, at, 0x7F)
@@ -178,11 +178,11 @@ def _string(data: bytes, at: int, never: bool) -> tuple[bytes, int]:
 
 @final
 class StatelessEncoder(Encoder):
-    """An encoder that refers to the static table or writes out in full, without Huffman, and never uses the dynamic one.
+    """An encoder that refers to the static table or writes fields in full, without Huffman coding and the dynamic table.
 
-    So a field has the same bytes on every connection. It says so only when it must: a peer whose
-    SETTINGS_HEADER_TABLE_SIZE is below 4,096, the size that both ends begin with, is told at the start of the next
-    block that the table has no size at all (RFC 7541 sections 4.2 and 6.3), which every later setting allows.
+    A field therefore has the same bytes on every connection. A peer is told about the unused table only if it must be: if
+    its SETTINGS_HEADER_TABLE_SIZE is below 4,096, the size that both ends begin with, the next block begins with a size
+    update to 0 (RFC 7541 sections 4.2 and 6.3). Every later setting allows that size.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class StatelessEncoder(Encoder):
 
     @property
     def header_table_size(self) -> int:
-        """The size of the dynamic table as the peer has to suppose it."""
+        """The size of the dynamic table that the peer must assume."""
         return self._size
 
     @header_table_size.setter
@@ -202,12 +202,12 @@ class StatelessEncoder(Encoder):
             self._update = b"\x20"
 
     def opening(self) -> bytes:
-        """What the next block must begin with; this counts as sent."""
+        """The bytes that the next block must begin with. They count as sent."""
         update, self._update = self._update, b""
         return update
 
     def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = False) -> bytes:  # type: ignore[override]
-        """The block of a header list of bytes; `huffman` changes nothing."""
+        """The block of a header list of bytes. `huffman` is ignored."""
         fields = [encode_field(name, value) for name, value in headers]
         return self.opening() + b"".join(fields)
 
@@ -217,8 +217,8 @@ SENSITIVE = frozenset((b"authorization", b"proxy-authorization", b"cookie", b"se
 
 
 def encode_field(name: bytes, value: bytes) -> bytes:
-    """One field as an HPACK block holds it, for StatelessEncoder's peers. Fields that hold credentials are marked never
-    to be indexed, so that no intermediary compresses them either (RFC 7541 section 7.1.3)."""
+    """One field of an HPACK block of StatelessEncoder. Fields that hold credentials are marked as never indexed, so that no
+    intermediary compresses them either (RFC 7541 section 7.1.3)."""
     _, values = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
     if value in values:
         return bytes((_INDEXED | values[value],))
@@ -226,7 +226,7 @@ def encode_field(name: bytes, value: bytes) -> bytes:
 
 
 def encode_name(name: bytes) -> bytes:
-    """The first part of a field that is written out in full, as `encode_field` writes it."""
+    """The first part of a field that is written in full, as `encode_field` writes it."""
     index, _ = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
     first = _NEVER if name in SENSITIVE else 0
     return _encode_integer(index, 0x0F, first) if index else bytes((first,)) + _encode_integer(len(name), 0x7F) + name

@@ -1,4 +1,4 @@
-"""What one HTTP/2 connection may cost."""
+"""The limits of one HTTP/2 connection."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from protocols.http2.windows import LARGEST_WINDOW
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTP2Limits:
-    """What one connection may cost. All are bytes, but for `streams` (open at once, of the peer's), `continuations`
+    """The limits of one connection, in bytes except these numbers: `streams` (of the peer's, open at once), `continuations`
     (CONTINUATION frames of a header block), `settings_entries` (of a SETTINGS frame) and `fields` (of a head).
 
-    `initial_window` and `max_window` bound what a stream may hold unread, `send_buffer` what it may queue to write,
-    `connection_send_buffer` what all may queue beyond their shares, `output` the control frames that wait before
-    `choked`, `linger` what a server drops of one request after its answer. `head` is the header list as RFC 9113
-    section 6.5.2 counts it.
+    `initial_window` and `max_window` bound the unread input of a stream. `send_buffer` bounds the output that a stream may
+    queue, `connection_send_buffer` the output of all streams beyond their shares. `output` is how many bytes of control
+    frames may wait before the connection is `choked`. `linger` is how much of one request's body a server drops after its
+    answer. `head` is the header list as RFC 9113 section 6.5.2 counts it.
     """
 
     streams: int = 1000

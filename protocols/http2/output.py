@@ -1,4 +1,4 @@
-"""What an HTTP/2 connection has yet to write: control frames in their order, payload by stream and by reference."""
+"""The output queues of an HTTP/2 connection: control frames in order, and payload by stream and by reference."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from protocols.http2.frames import END_STREAM, HEAD, Kind
 
 _HEADERS = bytes((Kind.HEADERS,))
 OWN_BUFFER = 4096
-"""From this size on a piece of payload is handed out by reference; below it a copy costs less than a buffer."""
+"""From this size on, payload is handed out by reference. Below it, a copy costs less than one more buffer."""
 
 
 @final
 class ControlQueue:
-    """Frames that go out before any payload, first in first out."""
+    """Frames that are written before any payload, first in, first out."""
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._frames: deque[tuple[bytes, int]] = deque()
-        self._begun = False  # of the first frames some bytes are out
+        self._begun = False  # part of the first frames is handed out
 
     def put(self, frames: bytes, ends: int = 0) -> None:
-        """Queues whole frames; `ends` names the stream whose last byte of ours they hold."""
+        """Queues whole frames. `ends` is the stream whose last byte they hold, or 0."""
         self.nbytes += len(frames)
         self._frames.append((frames, ends))
 
     def take(self, at_most: int, out: list[bytes | memoryview], ended: list[int]) -> int:
-        """Appends the next bytes to `out`, at most so many, and to `ended` the streams that they end. Says how many."""
+        """Moves at most `at_most` bytes to `out`, and the streams that they end to `ended`. Returns the number of bytes."""
         waiting, left = self._frames, at_most
-        if self.nbytes <= at_most:  # as nearly always
+        if self.nbytes <= at_most:  # the usual case
             for frames, ends in waiting:
                 out.append(frames)
                 if ends:
@@ -54,8 +54,8 @@ class ControlQueue:
         return at_most - left
 
     def end_head(self, stream: int) -> bool:
-        """Puts END_STREAM on the head of the stream where that is what was queued last and nothing of it is out; False,
-        and nothing done, where it is not."""
+        """Puts END_STREAM on the stream's head if it was queued last and none of it is handed out. False, and nothing
+        changed, otherwise."""
         if not self._frames or (self._begun and len(self._frames) == 1):
             return False
         frames, _ = self._frames[-1]
@@ -65,12 +65,12 @@ class ControlQueue:
         return True
 
     def clear(self) -> None:
-        """Drops what is queued."""
+        """Drops all queued frames."""
         self.nbytes, self._begun = 0, False
         self._frames.clear()
 
     def drop_rest(self) -> None:
-        """Drops what is queued, but for the rest of what is out in part."""
+        """Drops all queued frames except the rest of one that is partly handed out."""
         first = self._frames[0] if self._begun and self._frames else None
         self.clear()
         if first is not None:
@@ -86,15 +86,15 @@ class PayloadQueue:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        """Bytes that wait."""
+        """Bytes that are queued."""
         self.leaving = 0
         """Bytes that were handed out and are not yet written."""
         self._pieces: deque[bytes | memoryview] | None = None
-        """None for an idle stream: an empty deque takes more memory than all the rest."""
+        """None for an idle stream: an empty deque takes more memory than everything else here."""
 
     def put(self, buffers: Sequence[Buffer]) -> int:
-        """Queues the buffers and says how many bytes they are: small bytes as one piece, which costs less than to keep
-        each. LocalProtocolError, and nothing queued, for memory with gaps."""
+        """Queues the buffers and returns their size in bytes. Small bytes objects are joined: one piece is cheaper to keep.
+        LocalProtocolError, and nothing queued, for memory that is not contiguous."""
         n = 0
         for buffer in buffers:
             if type(buffer) is not bytes:
@@ -121,7 +121,7 @@ class PayloadQueue:
         return n
 
     def take(self, n: int) -> Iterable[bytes | memoryview]:
-        """The first n bytes, which must be there; they count as leaving from now on."""
+        """Removes and returns the first n bytes, which must be queued. They count as leaving from now on."""
         self.leaving += n
         pieces = self._pieces
         assert pieces is not None, f"{n} bytes of an empty queue"
@@ -141,13 +141,14 @@ class PayloadQueue:
         return taken
 
     def discard(self) -> int:
-        """Drops what waits and says how many bytes that were."""
+        """Drops the queued bytes and returns their number."""
         dropped, self.nbytes, self._pieces = self.nbytes, 0, None
         return dropped
 
 
 def gathered(pieces: list[bytes | memoryview], n: int) -> list[Buffer]:
-    """Buffers to write, of flat pieces of n bytes together: small neighbours are joined, large ones stay what they are."""
+    """Buffers to write, made of flat pieces with n bytes in total: small neighbors are joined, large pieces stay as they
+    are."""
     if n < OWN_BUFFER or max(map(len, pieces)) < OWN_BUFFER:
         return [b"".join(pieces)] if n else []
     found: list[Buffer] = []
@@ -164,8 +165,8 @@ def gathered(pieces: list[bytes | memoryview], n: int) -> list[Buffer]:
 
 
 def flat_views(buffers: Iterable[Buffer]) -> list[bytes | memoryview]:
-    """The buffers, bytes as they are and the rest as views of plain bytes, without the empty ones; LocalProtocolError for
-    memory with gaps."""
+    """The buffers without the empty ones: bytes as they are, others as views of bytes. LocalProtocolError for memory that is
+    not contiguous."""
     views: list[bytes | memoryview] = []
     for buffer in buffers:
         if type(buffer) is bytes:

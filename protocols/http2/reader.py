@@ -1,8 +1,8 @@
-"""The receiving end of an HTTP/2 connection: events out of frames, plain ones read here and all others by h2.
+"""The receiving side of an HTTP/2 connection: makes events from frames, plain ones itself and the others through h2.
 
-The quick way that ends here, inside `next_event`: a plain DATA frame at the front of the input, and a request in one HEADERS
-frame, are events in one step (2.2 and 9.6 us). The general way, which they take without it, is 3.5 and 55. Of a stream that
-lands, up to RUN DATA frames that are here are one event.
+`next_event` has a quick way. It turns a plain DATA frame at the front of the input, or a request in one HEADERS frame, into
+an event in one step (2.2 and 9.6 us). The general way takes 3.5 and 55 us for them. For a landing stream, up to RUN DATA
+frames are one event.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ if TYPE_CHECKING:
 _head_at = FRAME_HEAD.unpack_from
 
 QUIET_FRAMES = 16
-"""Frames without an event that one call takes: a step of a millisecond or two, by the dearest of them."""
+"""The most frames without an event that one call reads: at most a millisecond or two, even for the most expensive ones."""
 
 
 class FrameReader(StreamTable):
-    """What a connection has received. `beside` is the library where it is one that plain frames may pass by."""
+    """The input of a connection. `beside` is the library if plain frames may be handled without it, else None."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class FrameReader(StreamTable):
         )
         self._highest = 0
         self._eof = False
-        self._made_at = self._begun_at = now  # the last frame
-        self._fresh = False  # of what was received it is not known yet where the last frame begins
+        self._made_at = self._begun_at = now  # the time of the last frame
+        self._fresh = False  # input came since `_begun_at` was set, so the last frame may have begun later
         self._peer_leaves = False
         self._last_sent: int | None = None
 
     def receive_data(self, data: Buffer) -> None:
-        """Stores a copy of `data`, to be pulled with `next_event`. After a protocol error or `close` it is ignored."""
+        """Stores a copy of `data` for `next_event`. After a protocol error or `close` it is ignored."""
         if self._eof:
             raise LocalProtocolError("data after receive_eof")
         if not self._over:
@@ -123,15 +123,15 @@ class FrameReader(StreamTable):
             self._splitter.receive(data)
 
     def receive_eof(self) -> None:
-        """The peer sends no more bytes. What it may still be told can be written."""
+        """Tells that the peer sends no more bytes. Output can still be written to it."""
         self._eof = True
 
     def next_event(self) -> Event | Signal:
-        """The next event, ConnectionEnd (again and again) after the end of input, else NEED_DATA; TURN after `QUIET_FRAMES`
-        frames without an event.
+        """The next event; ConnectionEnd after the end of input, at each call; NEED_DATA; or TURN after `QUIET_FRAMES` frames
+        without an event.
 
-        Raises RemoteProtocolError, with the HTTP/2 error code as `wire_code`, when the peer broke the connection (not
-        just a stream), and one that says the same on each further call; every event before it was given.
+        RemoteProtocolError, with the HTTP/2 error code as `wire_code`, if the peer broke the connection and not just a
+        stream, and an equal one at each later call. All events before the error have been returned by then.
         """
         events = self._events
         if events:
@@ -163,8 +163,8 @@ class FrameReader(StreamTable):
     # Plain frames.
 
     def _next_plain(self) -> Event | None:
-        """What a plain DATA or HEADERS frame at the front of the input means; None, and nothing done, if what is there is
-        not just that. It does what the general way would, for the frames that come most."""
+        """The event of a plain DATA or HEADERS frame at the front of the input, with the same effects as the general way.
+        None, and nothing done, if the front is anything else."""
         splitter = self._splitter
         buffer, at = splitter.buffer, splitter.at
         start, size = at + HEAD, len(buffer)
@@ -217,7 +217,8 @@ class FrameReader(StreamTable):
         return Data(stream=stream, buffers=(buffer[start:end],))
 
     def _land(self, found: Stream, place: memoryview, buffer: bytes) -> Event | None:
-        """The stream's plain DATA frames at the front of the input, in its place; None, and nothing done, without any."""
+        """Reads the stream's plain DATA frames at the front of the input into its place. None, and nothing done, if there
+        are none."""
         if not found.receiving or found.dropped:
             return None
         splitter, window, whole, received = self._splitter, found.inbound, self._inbound, found.received
@@ -239,7 +240,7 @@ class FrameReader(StreamTable):
         return Data(stream=found.id, buffers=(found.fill(place, n),))
 
     def _next_request(self, stream: int, block: bytes, *, ended: bool) -> Event | None:
-        """A request in one HEADERS frame. One that is in order opens its stream here; everything else goes to h2 whole."""
+        """Reads a request in one HEADERS frame. A valid one opens its stream here; h2 gets everything else as a whole."""
         beside, splitter = self._beside, self._splitter
         if beside is None or len(block) > splitter.block or not beside.opens(stream):
             return None
@@ -259,7 +260,7 @@ class FrameReader(StreamTable):
     # All frames.
 
     def _refuse_frame(self, error: RemoteProtocolError) -> NoReturn:
-        # h2 sees the head of the refused frame, so that what is wrong with the head itself is its verdict.
+        # h2 sees the head of the refused frame and judges errors in the head itself.
         if error.wire_code == Code.FRAME_SIZE_ERROR:
             self._ask_library(self._splitter.pending_head)
         self._fail(error)
@@ -286,10 +287,10 @@ class FrameReader(StreamTable):
     def _receive_control(self, frame: HTTP2Frame) -> None:
         self._count(frame)
         if frame.kind == Kind.GOAWAY and not frame.stream and len(frame.payload) >= 8:
-            # h2 takes any GOAWAY for the end of the connection; only one that it cannot read is its business.
+            # h2 would end the connection at any GOAWAY, so it gets only one that cannot be parsed.
             self._receive_goaway(frame)
         elif frame.kind == Kind.PRIORITY and frame.stream and len(frame.payload) == 5:
-            return  # RFC 9113 section 5.3.2: deprecated, to be ignored
+            return  # RFC 9113 section 5.3.2: deprecated, and ignored
         elif frame.kind <= Kind.CONTINUATION:
             self._give_library(frame)
 
@@ -300,14 +301,14 @@ class FrameReader(StreamTable):
             self._obey(error)
 
     def _obey(self, error: LibraryError) -> NoReturn:
-        """h2 has ended the connection."""
+        """Ends the machine, because h2 has ended the connection."""
         self._drain()
         self._die(RemoteProtocolError(str(error)[:200] or "protocol error", wire_code=int(error.error_code)))
 
     def _give_library(self, frame: HTTP2Frame) -> None:
         events = self._ask_library(frame.head + frame.payload)
         if frame.kind in (Kind.HEADERS, Kind.CONTINUATION) and frame.stream in self._reset_by_us:
-            # Trailers that were under way when we reset the stream are legal (RFC 9113 section 5.4.2): no answer.
+            # Trailers sent before our reset arrived are legal (RFC 9113 section 5.4.2): no answer.
             self._h2.data_to_send()
             if not self._under_way(frame.stream):
                 self._count_reset()
@@ -347,7 +348,7 @@ class FrameReader(StreamTable):
     # Heads.
 
     def _welcome(self, stream: int) -> bool:
-        """Whether the peer may open this stream, by both sides' GOAWAY and the limit of open ones."""
+        """True if the peer may open this stream, by both sides' GOAWAY and the limit of open streams."""
         too_late = self._peer_leaves or (self._last_sent is not None and stream > self._last_sent)
         return not too_late and self._open < self.limits.streams
 
@@ -432,7 +433,7 @@ class FrameReader(StreamTable):
             self._accept_payload(found, data, len(frame.payload), ended=bool(frame.flags & END_STREAM))
 
     def _accept_payload(self, found: Stream, data: bytes, n: int, *, ended: bool) -> None:
-        """`data` came in a frame of n flow-controlled bytes, which h2 has counted."""
+        """Takes `data` from a frame of n flow-controlled bytes that h2 has counted."""
         self._windows.received(found.window, n)
         found.received += len(data)
         if not data and not ended:
@@ -460,7 +461,8 @@ class FrameReader(StreamTable):
                 self._reset_lingering(found)
 
     def _receive_late_payload(self, frame: HTTP2Frame) -> None:
-        """DATA on a stream whose peer may not send: legal while our RST_STREAM is under way, else an error."""
+        """Counts DATA on a stream whose peer may not send. It is legal until our RST_STREAM has arrived, and an error
+        after."""
         stream, n = frame.stream, len(frame.payload)
         try:
             given = self._h2.discard(frame)

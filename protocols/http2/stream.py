@@ -1,4 +1,4 @@
-"""What the HTTP/2 machine knows of one stream."""
+"""The state of one HTTP/2 stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protocols.http2.windows import Window
 
 @final
 class Stream:
-    """One stream until it is closed and everything received on it is consumed."""
+    """One stream, until it is closed and all its input is consumed."""
 
     __slots__ = (
         "bodyless",
@@ -47,18 +47,18 @@ class Stream:
         self.id = stream
         self.library = library
         self.inbound = inbound
-        """Where plain DATA frames are counted."""
+        """The window that plain DATA frames are counted against."""
         self.window = window
         self.receiving = True
-        """The peer may still send on it."""
+        """True while the peer may send on it."""
         self.dropped = False
-        """Nobody reads it any more."""
+        """True if its input is discarded."""
         self.expected: int | None = None
         self.received = 0
         self.place: memoryview | None = None
-        """The memory that its payload is copied to, as much as is not filled."""
+        """The free part of the buffer that its payload is copied to, or None."""
         self.fed = 0
-        """What was received when an empty DATA frame came last."""
+        """The value of `received` at the last empty DATA frame."""
         self.empty_row = 0
         """Empty DATA frames since then, that one included."""
         self.opened_at = 0.0
@@ -66,17 +66,18 @@ class Stream:
         """Client: the answer has no body, whatever its head says (HEAD)."""
         self.head_sent = False
         self.ended = False
-        """`send` accepted our End."""
+        """True if `send` accepted our End."""
         self.finished = False
-        """Our END_STREAM is out of the queue."""
+        """True if our END_STREAM has left the queue."""
         self.lingering = False
-        """Server: our END_STREAM is out of the queue, the peer's has not come; it counts as over. Its payload is dropped."""
+        """Server: our END_STREAM has left the queue, the peer's has not come. The stream counts as over, its payload is
+        dropped."""
         self.swallowed = 0
         """Flow-controlled bytes that came while it lingered."""
         self.swallowed_before = 0
-        """As many of them as the machine's last `tick` saw."""
+        """The value of `swallowed` at the last `tick`."""
         self.looks = 0
-        """How often a `tick` has looked at it."""
+        """The number of ticks that have seen it linger."""
         self.reset = False
         self.trailers: Headers = ()
         self.queue = PayloadQueue()
@@ -87,13 +88,15 @@ class Stream:
         return not self.reset and not self.lingering and (self.receiving or not self.finished)
 
     def has_wrong_length(self, *, ended: bool) -> bool:
-        """RFC 9113 section 8.1.1. Of a body that nobody reads it does not matter, and our answer shall not suffer."""
+        """True if the body contradicts content-length (RFC 9113 section 8.1.1). A discarded body is not checked: a wrong one
+        must not spoil our answer."""
         if self.expected is None or self.dropped:
             return False
         return self.received > self.expected or (ended and self.received != self.expected)
 
     def landed(self, data: bytes) -> Buffer:
-        """The payload in its place, where it has one that holds it; else as it came, and so is what follows."""
+        """The payload, copied to its place if that has room for it. If not, this payload and all that follow stay as they
+        came."""
         place, n = self.place, len(data)
         if place is None or n > len(place):
             self.place = None
@@ -102,6 +105,6 @@ class Stream:
         return self.fill(place, n)
 
     def fill(self, place: memoryview, n: int) -> memoryview:
-        """The first n bytes of its place, which have been copied there; the rest is its place from now on."""
+        """The first n bytes of `place`, which hold the payload now. The rest is the place of the next payload."""
         self.place = place[n:] if n < len(place) else None
         return place[:n]

@@ -1,4 +1,4 @@
-"""What a peer has begun on an HTTP/2 connection and not ended, and since when."""
+"""The part of the protocol that a peer has begun on an HTTP/2 connection and not finished, and since when."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import NamedTuple
 
 
 class Part(enum.Enum):
-    """What is not whole."""
+    """The kind of the unfinished part."""
 
     SETTINGS = enum.auto()
-    """The first frame, or before it the preface."""
+    """The first SETTINGS frame, or the preface before it."""
     HEAD = enum.auto()
-    """A header block, in whatever frames."""
+    """A header block, in any of its frames."""
     FRAME = enum.auto()
     """The nine bytes before a frame."""
     PAYLOAD = enum.auto()
-    """Of any other frame."""
+    """The payload of any other frame."""
 
 
 class Unfinished(NamedTuple):
-    """What has begun and is not whole."""
+    """A part that has begun and is not complete."""
 
     what: Part
     since: float
-    """The machine's time at which it began."""
+    """The machine's time when it began."""
     nbytes: int = 0
-    """What is there of a frame, but for its head."""
+    """How many bytes of the frame are here, without its head."""

@@ -1,4 +1,4 @@
-"""The receive windows of an HTTP/2 connection: what is granted, paid for, unread, owed, and when it is given back."""
+"""The receive windows of an HTTP/2 connection: grants credit, reserves memory for unread bytes, and gives both back."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple, final
 from protocols.buffers import Budget, ByteBudget
 
 FIRST_CONNECTION_WINDOW = 65_535
-"""RFC 9113 section 6.9.2: what every connection starts with; SETTINGS cannot change it."""
+"""The initial window of every connection (RFC 9113 section 6.9.2). SETTINGS cannot change it."""
 LARGEST_WINDOW = 2**31 - 1
 LANDING = 4
-"""How many times the largest window a stream's may be whose payload lands: no byte of it waits for its consumer."""
+"""The factor by which the window of a landing stream may exceed the largest other window: its bytes wait for no consumer."""
 FLOOR = 4096
-"""What a stream reserves when it begins, for itself and the first bytes that come."""
+"""The bytes that a stream reserves when it begins, for itself and its first input."""
 STEP = 16_384
-"""In steps of this many bytes what is unread beyond it is paid for as it comes: a frame of the usual largest size."""
+"""The unit in which further unread bytes are reserved as they come: a frame of the usual largest size."""
 
 
 class Ledger(NamedTuple):
-    """The state of one window. `granted - unread - owed` is what the peer may still send, which is also what h2 counts
-    by itself: `library`."""
+    """The state of one window. `granted - unread - owed` is what the peer may still send. It must equal `library`, which is
+    h2's own count."""
 
     granted: int
     unread: int
@@ -34,7 +34,7 @@ class Ledger(NamedTuple):
 
 @final
 class Window:
-    """What one stream, or the connection, was granted and what became of it, in bytes."""
+    """The counts of one window, of a stream or of the connection, in bytes."""
 
     __slots__ = ("base", "budget", "granted", "lands", "low", "owed", "reserved", "spare", "unread")
 
@@ -45,35 +45,34 @@ class Window:
         self.low = granted
         """The least that was available since the consumer last had taken everything."""
         self.budget = budget
-        """Where its reservation is from."""
+        """The budget that its memory is reserved from."""
         self.reserved = 0
-        """What is paid for: never less than what is unread, where that is not dropped."""
+        """The reserved bytes: never fewer than the unread ones, unless those are dropped."""
         self.base = 0
-        """As much of it as stays when nothing is unread: FLOOR, and the growth that was granted."""
+        """The part of `reserved` that stays if nothing is unread: FLOOR, and the granted growth."""
         self.spare = 0
-        """How much more may be reserved than is unread: `base` and one STEP, so that who takes frame after frame does not
-        pay for each anew."""
+        """The bytes that may stay reserved beyond the unread ones: `base` and one STEP. A consumer that takes frame after
+        frame then does not cause a reservation for each."""
         self.lands = False
-        """Its payload has a place elsewhere and is taken when it is there: growth is not reserved."""
+        """True if its payload has a place elsewhere and is taken as soon as it comes: growth is not reserved."""
 
 
 @final
 class ReceiveWindows:
-    """Grants credit as the consumers take bytes, and pays from a byte budget for what has come.
+    """Grants credit as consumers take bytes, and reserves memory from a byte budget for unread bytes.
 
-    A stream reserves FLOOR bytes when it begins, and what is unread beyond those in steps of STEP bytes when it comes: a
-    window alone takes nothing. What a window has grown is reserved before it is granted, but for one that lands.
+    A stream reserves FLOOR bytes when it begins, and more in steps of STEP bytes as unread bytes come. A window alone
+    reserves nothing. The growth of a window is reserved before it is granted, except for a landing stream.
 
-    A stream starts with a window of `initial` bytes. It doubles, up to `maximum` or LANDING times that if it lands, each
-    time its consumer has taken everything after the peer had used more than half of it: a burst that the window held up.
-    A stream's credit goes back when a quarter of its window is owed.
+    A stream begins with a window of `initial` bytes. The window doubles if the peer has used more than half of it by the
+    time its consumer has taken everything: then it limited the peer. It grows up to `maximum`, or LANDING times that for a
+    landing stream. A stream's credit is given back once a quarter of its window is owed.
 
-    The connection's window is the sum of its streams' windows and one `initial` more, so that whatever some streams
-    leave unread, each other one can use its own window to the end, and a new stream need not wait. It owes at most a
-    quarter of `initial`: with a quarter of *itself*, a thousand streams could together hold back more than one whole
-    stream has, and that one would wait for ever. Credit once given cannot be taken back, so when streams
-    leave, the window shrinks by what is not returned, but for one `initial`, so that a stream that takes the place of
-    another needs no new credit.
+    The connection's window is the sum of its streams' windows plus one `initial`. Whatever some streams leave unread, each
+    other stream can then use its whole window, and a new stream need not wait. It owes at most a quarter of `initial`. If it
+    owed a quarter of *itself*, a thousand streams could together withhold more than one whole stream's window, and that
+    stream would wait forever. Granted credit cannot be taken back. When streams leave, the window therefore shrinks by
+    withheld credit, but keeps one `initial`: a stream that replaces another needs no new credit.
     """
 
     def __init__(self, *, initial: int, maximum: int, budget: Budget | None) -> None:
@@ -83,22 +82,22 @@ class ReceiveWindows:
         self._sum = 0
         self._target = FIRST_CONNECTION_WINDOW
         self.returned = 0
-        """What the peer was given for the connection since it began, in bytes."""
+        """The window that the peer was given for the connection beyond the first one, in bytes."""
         self.connection = Window(FIRST_CONNECTION_WINDOW, self._budget)
         """The window that all streams share."""
 
     @property
     def unread(self) -> int:
-        """Bytes received and not yet consumed, over all streams."""
+        """The received and not consumed bytes of all streams."""
         return self.connection.unread
 
     @property
     def affordable(self) -> bool:
-        """Whether `open` would find room."""
+        """True if the budget has room for `open`."""
         return self._budget.used + FLOOR <= self._budget.limit
 
     def open(self, granted: int) -> Window | None:
-        """A stream begins with the `granted` bytes that SETTINGS give it; None if the budget has no room for it."""
+        """Opens the window of a stream that begins with `granted` bytes from SETTINGS. None if the budget has no room."""
         if not self._budget.try_reserve(FLOOR):
             return None
         self._change(granted)
@@ -108,25 +107,25 @@ class ReceiveWindows:
         return window
 
     def forget(self, window: Window) -> None:
-        """The stream is closed and everything is read: its reservation ends."""
+        """Ends the reservation of a stream that is closed and read to its end."""
         self.unreserve(window)
         self._change(-window.granted)
 
     def unreserve(self, window: Window) -> None:
-        """Nothing that still comes on the stream will be held, nor is anything: its reservation ends."""
+        """Ends the reservation of a stream that holds nothing and whose further input will not be held."""
         assert not window.unread, f"a reservation ends with {window.unread} bytes unread"
         window.budget.release(window.reserved)
         window.reserved = window.base = window.spare = 0
 
     def charge(self, window: Window, budget: Budget) -> int:
-        """What the stream reserves from now on is that budget's; says how much is reserved already, which is for the caller
-        to hand over from one to the other."""
+        """Makes the stream reserve from another budget from now on. Returns the bytes that are already reserved; the caller
+        must transfer those itself."""
         window.budget = budget
         return window.reserved
 
     def pay(self, window: Window, unread: int) -> bool:
-        """Reserves what so many unread bytes take beyond what is reserved; False, and nothing done, if the budget has no
-        room for them."""
+        """Reserves memory for `unread` unread bytes if that is more than is reserved. False, and nothing done, if the budget
+        has no room."""
         missing = unread - window.reserved
         if missing > 0:
             n = -(-missing // STEP) * STEP
@@ -136,12 +135,12 @@ class ReceiveWindows:
         return True
 
     def trim(self, window: Window) -> None:
-        """Gives back what is reserved and neither unread nor the window's base."""
+        """Gives back reserved bytes beyond the unread ones and the window's base."""
         needed = -(-max(0, window.unread - window.base) // STEP) * STEP
         self._give_back(window, window.reserved - window.base - needed)
 
     def shrink(self, window: Window) -> None:
-        """The peer sends no more on the stream: what is reserved for what its window has grown is given back."""
+        """Gives back the memory reserved for the window's growth, because the peer sends no more on the stream."""
         window.base, window.spare = FLOOR, FLOOR + STEP
         self.trim(window)
 
@@ -151,13 +150,13 @@ class ReceiveWindows:
             window.budget.release(n)
 
     def adjust(self, window: Window, delta: int) -> None:
-        """The peer acknowledged another initial window, which changes the windows of the streams that exist."""
+        """Changes an existing stream's window, because the peer acknowledged another initial window."""
         window.granted += delta
         self._change(delta)
 
     def received(self, window: Window, n: int) -> None:
-        """The peer sent n flow-controlled bytes on the stream. (The machine does this by itself for the frame that comes
-        most, with `available` as h2 counts it.)"""
+        """Counts n flow-controlled bytes that came on the stream. (For the most frequent frame the machine does this itself,
+        with `available` from h2's count.)"""
         unread = window.unread = window.unread + n
         available = window.granted - unread - window.owed
         if available < window.low:
@@ -165,17 +164,17 @@ class ReceiveWindows:
         self.connection.unread += n
 
     def discarded(self, n: int) -> None:
-        """The peer sent n bytes on a stream that is over: the connection alone owes them."""
+        """Counts n bytes that came on a stream that is over: the connection alone owes them."""
         self.connection.owed += n
 
     def granted(self, n: int) -> None:
-        """h2 has given the connection n bytes of its own accord: so much less will be given back."""
+        """Counts n bytes that h2 itself gave back to the connection: they are not given again."""
         self.connection.granted += n
         self.returned += n
 
     def consumed(self, window: Window, n: int) -> bool:
-        """The consumer took n bytes, which must be unread. Says whether any credit may be due, for the stream or the
-        connection, so that their increments are to be asked for."""
+        """Counts n unread bytes as taken by the consumer. True if credit may be due for the stream or the connection: ask
+        for their increments then."""
         connection = self.connection
         unread = window.unread = window.unread - n
         owed = window.owed = window.owed + n
@@ -192,7 +191,7 @@ class ReceiveWindows:
         return 4 * owed >= window.granted or 4 * connection.owed >= self._initial or spare < 0 or spare > self._initial
 
     def stream_increment(self, window: Window, *, grow: bool) -> int:
-        """What a WINDOW_UPDATE on this stream shall give now, which counts as given; 0 for none."""
+        """The increment of a WINDOW_UPDATE that is due on this stream; it counts as given. 0 if none is due."""
         growth = 0
         if not window.unread:
             if grow and 2 * window.low < window.granted:
@@ -208,7 +207,7 @@ class ReceiveWindows:
         return increment
 
     def connection_increment(self) -> int:
-        """What a WINDOW_UPDATE on the connection shall give now, which counts as given; 0 for none."""
+        """The increment of a WINDOW_UPDATE that is due on the connection; it counts as given. 0 if none is due."""
         window = self.connection
         growth = self._target - window.granted
         if growth < 0:
@@ -226,7 +225,7 @@ class ReceiveWindows:
         return increment
 
     def ledger(self, window: Window | None, library: int) -> Ledger:
-        """The state of one window, of the connection's for None, beside what h2 counts."""
+        """The state of one window (None: the connection's), beside h2's count."""
         found = window or self.connection
         return Ledger(found.granted, found.unread, found.owed, library)
 
