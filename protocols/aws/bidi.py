@@ -125,10 +125,10 @@ __all__ = [
 ]
 
 PART_CONTENT_TYPE: Final = "application/octet-stream"
-"""Of a PayloadPart in the GA form: its payload is the raw bytes."""
+"""The content type of a PayloadPart in the GA form: its payload is the raw bytes."""
 
 
-# ---- the server's way out
+# ---- the server's output
 
 _EVENT: dict[str, HeaderValue] = {":message-type": "event", ":event-type": "PayloadPart"}
 
@@ -159,11 +159,11 @@ def encode_part(
     completion: Completion | None = Completion.COMPLETE,
     padding: str = "",
 ) -> list[Buffer]:
-    """A PayloadPart of a response in the GA form, as the buffers to write: raw bytes, not signed, a header left out
-    where it is None. `padding` is the member P, which hides the length of `data` from who sees the wire.
+    """A PayloadPart of a response in the GA form, as the buffers to write: raw bytes, not signed. A header that is None is
+    left out. `padding` is the member P, which hides the length of `data` from observers of the wire.
 
-    From 16 KiB on `data` goes by reference and must not change until it is written. LocalProtocolError for more than
-    16 MiB of data or 32767 bytes of padding.
+    `data` of 16 KiB and more is passed by reference and must not change until it is written. LocalProtocolError for more
+    than 16 MiB of data or 32767 bytes of padding.
     """
     if padding:
         return encode_block(_RESPONSE_BLOCKS[data_type, completion] + encode_headers({"P": padding}), data)
@@ -176,25 +176,25 @@ def encode_part(
 
 @lru_cache(maxsize=256)
 def _response_head(data_type: DataType | None, completion: Completion | None, size: int) -> tuple[bytes, int]:
-    """What stands before a payload of `size` bytes, and its CRC, from which that of the message goes on."""
+    """The bytes before a payload of `size` bytes, and their CRC, which the message's CRC continues."""
     head = encode_head(_RESPONSE_BLOCKS[data_type, completion], size)
     return head, crc32(head)
 
 
 def encode_model_stream_error(message: str, code: str = "") -> list[Buffer]:
-    """The exception for what the model did: it raised, timed out or closed abnormally. `code` is for programs to read,
-    such as ModelInvocationTimeExceeded or StreamBroken. The stream's end must follow."""
+    """The exception for a fault of the model: it raised, timed out or closed abnormally. `code` is for programs, such as
+    ModelInvocationTimeExceeded or StreamBroken. The stream must end after it."""
     return _encode_exception("ModelStreamError", message, code)
 
 
 def encode_internal_stream_failure(message: str) -> list[Buffer]:
-    """The exception for what the platform did: a limit, a drain, a lost worker, a bug. The stream's end must follow."""
+    """The exception for a fault of the platform: a limit, a drain, a lost worker, a bug. The stream must end after it."""
     return _encode_exception("InternalStreamFailure", message, "")
 
 
 def encode_error(code: str, message: str) -> list[Buffer]:
-    """An error that the operation's model does not name, such as a signature that is wrong. SDKs raise it by its code,
-    where an exception of a name that they do not know would break them. The stream's end must follow."""
+    """An error that the operation's model does not define, such as a wrong signature. SDKs raise it by its code, while an
+    exception with an unknown name would break them. The stream must end after it."""
     text = message[:_LONGEST_HEADER].encode("ascii", "replace").decode()
     return encode_buffers({":message-type": "error", ":error-code": code, ":error-message": text}, b"")
 
@@ -208,7 +208,7 @@ def _encode_exception(exception_type: str, message: str, code: str) -> list[Buff
 
 
 class PartEncoder(Protocol):
-    """What `encode_part` and its siblings have in common."""
+    """The signature of `encode_part` and of the same functions of other forms."""
 
     def __call__(
         self,
@@ -220,11 +220,11 @@ class PartEncoder(Protocol):
 
 
 class Encoder(NamedTuple):
-    """How one form answers. An exception is followed by the stream's end, whatever the form."""
+    """The functions that answer in one form. In every form, the stream must end after an exception."""
 
     part: PartEncoder
     model_stream_error: Callable[[str, str], list[Buffer]]
-    """message, code"""
+    """Takes message and code."""
     internal_stream_failure: Callable[[str], list[Buffer]]
 
 
@@ -234,24 +234,24 @@ ENCODERS: Final[Mapping[Form, Encoder]] = {
     Form.JSON_EVENTS: Encoder(encode_json_event, encode_model_stream_error, encode_internal_stream_failure),
     Form.LITERAL: Encoder(encode_literal_part, encode_literal_model_stream_error, encode_literal_internal_stream_failure),
 }
-"""How to answer in the form that was asked."""
+"""The encoder for each form of a request."""
 
 
-# ---- the client's way out
+# ---- the client's output
 
 
 def encode_request_event(
     data: Buffer, data_type: DataType | None = None, completion: Completion | None = None, *, padding: str = ""
 ) -> bytes:
-    """A PayloadPart as the SDK puts it inside an envelope: the content type last, and none for an empty part. These
-    are the bytes that a chunk signature covers."""
+    """A PayloadPart as the SDK puts it inside an envelope: with the content type last, and without one for an empty part. A
+    chunk signature covers exactly these bytes."""
     content_type: dict[str, HeaderValue] = {":content-type": PART_CONTENT_TYPE} if len(data) else {}
     return b"".join(encode_buffers(_EVENT | _part_headers(data_type, completion, padding) | content_type, data))
 
 
 def encode_envelope(event: Buffer, *, date_ms: int, signature: bytes = bytes(32)) -> list[Buffer]:
-    """The signed message around an event: `date_ms` since 1970, and the 32 raw bytes of the chunk signature (the
-    default is none at all, for servers that do not look)."""
+    """The signed message around an event. `date_ms` is milliseconds since 1970. `signature` is the 32 bytes of the chunk
+    signature; the default is no valid signature, for servers that do not verify."""
     return encode_buffers({":date": Timestamp(date_ms), ":chunk-signature": signature}, event)
 
 
@@ -270,33 +270,33 @@ def encode_request_part(
 
 
 def encode_request_end(*, date_ms: int, signature: bytes = bytes(32)) -> list[Buffer]:
-    """The envelope without an event that ends the input; END_STREAM follows."""
+    """The envelope without an event that ends the input; END_STREAM must follow."""
     return encode_envelope(b"", date_ms=date_ms, signature=signature)
 
 
-# ---- the way in
+# ---- input
 
 _ENVELOPE_DATE = b"\x05:date\x08"
 _ENVELOPE_SIGNATURE = b"\x10:chunk-signature\x06\x00\x20"
 _ENVELOPE_HEADERS = len(_ENVELOPE_DATE) + 8 + len(_ENVELOPE_SIGNATURE) + 32
 ENVELOPE_OVERHEAD: Final = OVERHEAD + _ENVELOPE_HEADERS
-"""Bytes that the SDK's envelope puts around an event: 83."""
+"""Bytes that the SDK's envelope adds to an event: 83."""
 _ENVELOPE = struct.Struct(">III7s8x20s32xIII")
-"""The SDK's envelope: prelude, date, signature; and the prelude of the event inside."""
+"""The SDK's envelope: prelude, date and signature, and the prelude of the event inside."""
 _CRCS = struct.Struct(">II")
-"""How it ends: the CRC of the event, then that of the envelope."""
+"""The end of an envelope: the CRC of the event, then that of the envelope."""
 
 _SIGNATURE_SIZE = 32
 
 Verify: TypeAlias = Callable[[int, bytes, Buffer], None]
-"""Judges a signed message by its `:date` (milliseconds since 1970), its 32 bytes of `:chunk-signature` and its payload:
-it raises, or the message is believed."""
+"""Verifies a signed message by its `:date` (milliseconds since 1970), its 32 bytes of `:chunk-signature` and its payload. It
+raises an error if the message must not be accepted."""
 
 
 def _seal(block: bytes, fields: int) -> tuple[int, bytes] | None:
-    """Date and signature of an envelope; None if these are no envelope's headers."""
+    """The date and signature of an envelope; None if these are not the headers of an envelope."""
     if len(block) == _ENVELOPE_HEADERS and block.startswith(_ENVELOPE_DATE) and block[15:35] == _ENVELOPE_SIGNATURE:
-        # as every SDK writes it; reading it as headers would cost more than the event inside
+        # the bytes that every SDK writes; decoding them as headers would cost more than the event inside
         return int.from_bytes(block[7:15], "big", signed=True), block[35:]
     headers = decode_headers(block, fields)
     if ":chunk-signature" not in headers and ":date" not in headers:
@@ -308,15 +308,15 @@ def _seal(block: bytes, fields: int) -> tuple[int, bytes] | None:
 
 
 class _Head(NamedTuple):
-    """What the headers of a PayloadPart say."""
+    """The meaning of the headers of a PayloadPart."""
 
     data_type: DataType
     completion: Completion
     content_type: str
 
 
-# Header blocks that were read before. Only such as hold nothing but the dialect's own names and values: none of them is
-# long or tells anything about a request, and all clients together write a few.
+# Header blocks that were decoded before. Only blocks with nothing but the dialect's own names and values are kept: they
+# are short, contain nothing of a request, and all clients together use only a few.
 _HEADS: dict[bytes, _Head] = {}
 _HEADS_KEPT = 64
 _HEAD_SIZE = 256
@@ -352,7 +352,7 @@ def _shown(value: HeaderValue | None) -> str:
 
 
 class _Incremental(Reader):
-    """What both directions share: events in either form, and an end after which no byte may come."""
+    """The common part of both directions: events in either form, and an end after which no byte may come."""
 
     __slots__ = ("_ended", "form")
 
@@ -360,12 +360,12 @@ class _Incremental(Reader):
         super().__init__(limits)
         self._ended = False
         self.form = Form.EVENT_STREAM
-        """EVENT_STREAM until a JSON event has come, then JSON_EVENTS: the peer has shown that it knows them."""
+        """EVENT_STREAM until a JSON event has come, then JSON_EVENTS: the peer has shown that it uses them."""
 
     @property
     def work(self) -> int:
-        """Bytes that the next pull goes through at once, because a message of more than 256 KiB is whole: its checksum,
-        signature, base64. Else 0. That pull may run in another thread, if none other is made meanwhile."""
+        """The bytes that the next pull processes in one step, because a message of more than 256 KiB is whole: checksum,
+        signature, base64. Otherwise 0. That pull may run in another thread if there is no other pull meanwhile."""
         return self._whole_message() if self.buffered > LONG else 0
 
     def _whole_message(self) -> int:
@@ -373,7 +373,7 @@ class _Incremental(Reader):
         return size if LONG < size <= self.buffered else 0
 
     def receive_eof(self) -> None:
-        """The wire has ended. RemoteProtocolError if a message is cut off or bytes follow the end; parts that are whole
+        """Tells that the wire has ended. RemoteProtocolError if a message is cut off or bytes follow the end. Whole parts
         can still be pulled, then END."""
         if self._ended:
             self._eof = True
@@ -391,7 +391,7 @@ class _Incremental(Reader):
             raise self._fail(RemoteProtocolError(f"{self.buffered} bytes after the end of the event stream"))
 
     def _read(self, raw: Raw, headers: Mapping[str, HeaderValue] | None = None) -> PayloadPart:
-        """The part that an event is; its headers if they were decoded already."""
+        """The part of an event. `headers` are its headers if they are decoded already."""
         head = _HEADS.get(raw.headers)
         if head is None or len(_OWN_FIELDS) > self._limits.fields:
             headers = headers or decode_headers(raw.headers, self._limits.fields)
@@ -410,18 +410,18 @@ class _Incremental(Reader):
 class PartDecoder(_Incremental):
     """Reads the body of a request: events in signed envelopes, as the SDKs send them, or bare.
 
-    Feed `receive_data`, pull `next_part` until NEED_DATA, feed again. END comes after the empty envelope, or after
-    `receive_eof` where a client ends without one (SDKs before 0.5); bytes after the empty envelope are an error,
-    so go on feeding and pulling until the wire has ended. RemoteProtocolError is final.
+    Call `receive_data`, then `next_part` until NEED_DATA, and so on. END comes after the empty envelope, or after
+    `receive_eof` if a client ends without one (SDKs before 0.5). Bytes after the empty envelope are an error, so go on until
+    the wire has ended. RemoteProtocolError is final.
 
-    **Signatures** are verified by `verify` alone, and ignored without it. It is called for every envelope whose
-    checksums hold, in their order and the empty one at the end too, before anything of the payload is believed; what it
-    raises is raised here and ends the decoder. A bare event is an error then. An end without the empty envelope is
-    accepted with `verify` too: who can cut a connection can leave out the last parts, but not change, add or reorder any.
+    **Signatures** are verified by `verify`; without it they are ignored. It is called for every envelope whose checksums
+    hold, in order and including the empty one at the end, before anything of the payload is used. An error that it raises is
+    raised here and ends the decoder. With `verify`, a bare event is an error. An end without the empty envelope is still
+    accepted: an attacker who can cut the connection can remove the last parts, but cannot change, add or reorder any.
 
-    `max_part` bounds the event with its headers, in its envelope or bare; the envelope may have 83 bytes more. It bounds
-    a JSON event in the same way, as it is sent, so that the bytes in it are at most three quarters of that. They are
-    decoded within a pull that then gives back all the memory that `need` told of.
+    `max_part` bounds the event with its headers, in its envelope or bare; the envelope may have 83 bytes more. It bounds a
+    JSON event as it is sent, so its decoded bytes are at most three quarters of that. They are decoded within one pull,
+    which then releases all the memory of `need`.
     """
 
     __slots__ = ("_max_part", "_short", "_verify")
@@ -437,18 +437,18 @@ class PartDecoder(_Incremental):
         super().__init__(Limits(message=max_part + ENVELOPE_OVERHEAD, headers=max_headers, fields=max_fields))
         self._max_part = max_part
         self._verify = verify
-        # Up to this size `next_part` opens an envelope itself; never, where a block of `_HEADS` could break a limit.
+        # Up to this size `next_part` opens an envelope itself. 0 if a block of `_HEADS` could break a limit.
         roomy = max_headers >= _HEAD_SIZE and max_fields >= len(_OWN_FIELDS)
         self._short = min(max_part + ENVELOPE_OVERHEAD, LARGE) if roomy and verify is None else 0
 
     def next_part(self) -> PayloadPart | NeedData | AtEnd:
-        """The next part; NEED_DATA; or END, again and again."""
+        """The next part; NEED_DATA; or END, at each call."""
         buffer, at = self._buffer, self._at
         left = len(buffer) - at
         if not left and self._target is None and self._error is None and not (self._ended or self._eof):
             return Signal.NEED_DATA
-        # An envelope as every SDK writes it, whole, around an event whose headers were seen before. What is not exactly
-        # that, or not sound, is left to `_next_part`, where the rules are.
+        # The quick way: an envelope exactly as every SDK writes it, whole, around an event whose headers were seen before.
+        # `_next_part` handles everything else, and all errors.
         if left >= _ENVELOPE.size and type(buffer) is bytes and self._target is None and not self._ended:
             total, headers, crc, date, signature, event, block, event_crc = _ENVELOPE.unpack_from(buffer, at)
             event_at, data_at, end = at + 79, at + 91 + block, at + total - 8
@@ -502,7 +502,7 @@ class PartDecoder(_Incremental):
         try:
             verify(date_ms, signature, payload)
         except Exception as error:
-            # of whatever type: a message that was not verified must not be followed by another
+            # An error of any type: no message may follow one that was not verified.
             final = error if isinstance(error, RemoteProtocolError) else RemoteProtocolError("a signature was not verified")
             self._fail(final)
             raise
@@ -510,10 +510,10 @@ class PartDecoder(_Incremental):
 
 @final
 class ResponseDecoder(_Incremental):
-    """Reads the body of a 200 response: parts, and at most one failure, which is the end of it.
+    """Reads the body of a 200 response: parts, and at most one failure, which ends it.
 
-    Feed `receive_data`, pull `next_event` until NEED_DATA, feed again; END comes after `receive_eof`, or after a
-    failure. A reset is not an end: then leave `receive_eof` out. RemoteProtocolError is final.
+    Call `receive_data`, then `next_event` until NEED_DATA, and so on. END comes after `receive_eof`, or after a failure. A
+    reset is not an end: do not call `receive_eof` then. RemoteProtocolError is final.
     """
 
     __slots__ = ()
@@ -522,7 +522,7 @@ class ResponseDecoder(_Incremental):
         super().__init__(limits or Limits())
 
     def next_event(self) -> PayloadPart | StreamFailure | NeedData | AtEnd:
-        """The next part; the failure; NEED_DATA; or END, again and again."""
+        """The next part; the failure; NEED_DATA; or END, at each call."""
         try:
             raw = self._next_or_end()
             return raw if raw is Signal.NEED_DATA or raw is END else self._open(raw)
@@ -536,7 +536,7 @@ class ResponseDecoder(_Incremental):
         match headers.get(":message-type"):
             case "exception":
                 event = _failure(headers, raw.payload)
-            case "error":  # a failure that the operation's model does not name; no payload
+            case "error":  # a failure that the operation's model does not define; it has no payload
                 event = StreamFailure(
                     exception_type=_string(headers, ":error-code"), message=_string(headers, ":error-message")
                 )

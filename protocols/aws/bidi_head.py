@@ -1,4 +1,4 @@
-"""SageMaker's InvokeEndpointWithBidirectionalStream: its request head, its parts, the form of its body, its errors."""
+"""SageMaker's InvokeEndpointWithBidirectionalStream: its request head, parts, body forms and errors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from protocols.events import Buffer, Headers
 
 
 class DataType(enum.Enum):
-    """What the bytes of a part claim to be. Nobody inspects them."""
+    """The declared type of a part's bytes. The bytes are not checked against it."""
 
     UTF8 = "UTF8"
     BINARY = "BINARY"
 
-    __hash__ = object.__hash__  # members are single; Enum's own is a Python call for each look-up
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a Python call for each look-up
 
 
 class Completion(enum.Enum):
-    """Whether further parts continue this one (PARTIAL). Parts are passed on as they are, never aggregated."""
+    """PARTIAL if further parts continue this one. Parts are passed on as they are, never joined."""
 
     PARTIAL = "PARTIAL"
     COMPLETE = "COMPLETE"
@@ -34,10 +34,10 @@ class Completion(enum.Enum):
 
 @final
 class PayloadPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One part, with the defaults filled in: BINARY and COMPLETE where the event says nothing.
+    """One part, with the defaults BINARY and COMPLETE for flags that the event does not have.
 
-    Received `data` is `bytes` up to 16 KiB, in the JSON forms up to 192 KiB, and a read-only memoryview above (there `bytes`
-    too where the base64 has escapes). `content_type` is the event's own, empty where it has none; GA clients send
+    Received `data` is `bytes` up to 16 KiB, or 192 KiB in the JSON forms, and a read-only memoryview above that; if JSON has
+    escapes in the base64 it is always `bytes`. `content_type` is the event's own, or empty; GA clients send
     application/octet-stream.
     """
 
@@ -50,8 +50,8 @@ class PayloadPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFailure:
-    """The exception that ends a response. `exception_type` is ModelStreamError, InternalStreamFailure, or another name
-    that the server chose; `message` and `code` are empty where it gave none."""
+    """The exception that ends a response. `exception_type` is ModelStreamError, InternalStreamFailure, or another name that
+    the server chose. `message` and `code` are empty if the server gave none."""
 
     exception_type: str
     message: str = ""
@@ -59,7 +59,7 @@ class StreamFailure:
 
 
 class StreamEnd(enum.Enum):
-    """What a decoder says when no more parts will come."""
+    """The answer of a decoder when no more parts will come."""
 
     END = enum.auto()
 
@@ -72,10 +72,10 @@ _COMPLETIONS: dict[object, Completion] = {state.value: state for state in Comple
 
 
 def read_flags(data_type: object, state: object, status: object) -> tuple[DataType, Completion]:
-    """DataType and CompletionState by their values, None where they are not set. RemoteProtocolError for other values.
+    """DataType and CompletionState for their values; None stands for the default. RemoteProtocolError for other values.
 
-    `status` is CompletionStatus: the beta document's text has that name where its examples and GA have CompletionState.
-    Either is taken; both and different is an error.
+    `status` is CompletionStatus: the text of the beta document has that name, its examples and GA have CompletionState.
+    Either is accepted; it is an error if both are there and differ.
     """
     kind = _DATA_TYPES.get("BINARY" if data_type is None else data_type)
     if kind is None:
@@ -91,18 +91,18 @@ def read_flags(data_type: object, state: object, status: object) -> tuple[DataTy
 
 
 def shown(value: object) -> str:
-    """A peer's value as an error may show it: short."""
+    """A peer's value, shortened for an error message."""
     return repr(value[:64] if isinstance(value, str | bytes) else value)
 
 
 CONTENT_TYPE: Final = "application/vnd.amazon.eventstream"
-"""Of a request in event-stream messages and of its 200 response."""
+"""The content type of a request in event-stream messages, and of its 200 response."""
 JSON_CONTENT_TYPE: Final = "application/json"
-"""Of an event in the JSON form; of a request in literal objects and of its 200 response."""
+"""The content type of an event in the JSON form, of a request in literal objects, and of its 200 response."""
 ERROR_CONTENT_TYPE: Final = JSON_CONTENT_TYPE
-"""Of an exception message and of an error response."""
+"""The content type of an exception message and of an error response."""
 
-# Request headers, as keys of a mapping with lower-case names; response headers as they are written.
+# Request headers are keys of a mapping with lower-case names; response headers are as they are written.
 TARGET_VARIANT: Final = "x-amzn-sagemaker-target-variant"
 MODEL_INVOCATION_PATH: Final = "x-amzn-sagemaker-model-invocation-path"
 MODEL_QUERY_STRING: Final = "x-amzn-sagemaker-model-query-string"
@@ -115,7 +115,7 @@ ERROR_TYPE: Final = b"x-amzn-errortype"
 
 
 class BidiErrorType(enum.StrEnum):
-    """The errors that the operation has as an HTTP response, by the name that `x-amzn-errortype` carries."""
+    """The errors of the operation as HTTP responses, by their names in `x-amzn-errortype`."""
 
     INPUT_VALIDATION_ERROR = "InputValidationError"
     MODEL_ERROR = "ModelError"
@@ -137,7 +137,7 @@ _STATUS = {
 
 @final
 class BidiInputError(ProtocolError):
-    """The request head is not one of this operation. The text is for the client: field, rule, and what came."""
+    """The request head is not valid for this operation. The text is for the client: field, rule, and the value."""
 
     errortype: Final = BidiErrorType.INPUT_VALIDATION_ERROR
     status: Final = 400
@@ -146,10 +146,10 @@ class BidiInputError(ProtocolError):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BidiRequest:
-    """What the request head asks for; None where it leaves the choice to the server.
+    """The request head. None: the choice is left to the server.
 
-    `invocation_path` has no leading slash and may hold `.` and `..` segments: it is an opaque name, never to be
-    normalised into another URL. `query_string` is for the model byte for byte, percent escapes untouched.
+    `invocation_path` has no leading slash and may hold `.` and `..` segments. It is an opaque name and must never be
+    normalised into another URL. `query_string` is for the model, byte for byte, with percent escapes untouched.
     """
 
     endpoint: str
@@ -158,8 +158,8 @@ class BidiRequest:
     query_string: str | None = None
 
 
-# The operation's model anchors some of these and not others; all are meant for the whole value, hence fullmatch. (`$`
-# would admit a newline at the end.)
+# The operation's model anchors some of these and not others. All are meant for the whole value, hence fullmatch; `$` would
+# accept a newline at the end.
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 _PATH = re.compile(r"[A-Za-z0-9\-._]+(?:/[A-Za-z0-9\-._]+)*")
 _PAIR = r"[a-zA-Z0-9][A-Za-z0-9_-]*=(?:[A-Za-z0-9._~\-]|%[0-9A-Fa-f]{2})+"
@@ -168,7 +168,7 @@ _QUERY = re.compile(f"{_PAIR}(?:&{_PAIR})*")
 
 def validate_request(endpoint: str, headers: Mapping[str, str]) -> BidiRequest:
     """Checks the endpoint name of the path and the three optional headers (lower-case names) against the lengths and
-    patterns of the operation. BidiInputError for the first that does not fit.
+    patterns of the operation. BidiInputError for the first that is invalid.
 
     An empty header counts as absent: the SDK sends empty ones for members set to "".
     """
@@ -198,8 +198,8 @@ _NOT_PRINTED = re.compile(r"[^ -~]")
 
 
 def invoked_variant(name: str) -> bytes:
-    """The value of `x-amzn-invoked-production-variant`. LocalProtocolError if the operation has no such variant name:
-    at most 1024 characters of ASCII. Control characters, which the operation's pattern would admit, no header can carry.
+    """The value of `x-amzn-invoked-production-variant`. LocalProtocolError if the name is invalid: it has at most 1024
+    characters of ASCII. The operation's pattern would allow control characters, but no header can carry them.
     """
     if len(name) > _MAX_VARIANT:
         raise LocalProtocolError(f"InvokedProductionVariant has at most {_MAX_VARIANT} characters, not {len(name)}")
@@ -212,32 +212,33 @@ def invoked_variant(name: str) -> bytes:
 
 
 class Form(enum.Enum):
-    """How parts are written. The request decides, and is answered in the form it has."""
+    """The form in which parts are written. The answer has the form of the request."""
 
     EVENT_STREAM = "event stream"
     """GA: event-stream messages whose payload is the raw bytes."""
     JSON_EVENTS = "JSON events"
-    """The beta document, read as restJson1: the same messages, whose payload is a JSON object with the bytes in base64."""
+    """The beta document, read as restJson1: the same messages, with a JSON object as payload that has the bytes in
+    base64."""
     LITERAL = "literal"
-    """The beta document, read to the letter: a run of `{"PayloadPart": {...}}` objects, and no messages at all."""
+    """The beta document, read literally: a sequence of `{"PayloadPart": {...}}` objects, without messages."""
 
     __hash__ = object.__hash__
 
     @property
     def content_type(self) -> str:
-        """Of the request and of its 200 response."""
+        """The content type of the request and of its 200 response."""
         return JSON_CONTENT_TYPE if self is Form.LITERAL else CONTENT_TYPE
 
 
 def is_json(content_type: object) -> TypeGuard[str]:
-    """Whether a content type is application/json, with parameters or without."""
+    """True if a content type is application/json, with or without parameters."""
     return isinstance(content_type, str) and content_type.partition(";")[0].strip().lower() == JSON_CONTENT_TYPE
 
 
 def form_of(content_type: str | None) -> Form | None:
     """The form that a request's content-type announces: EVENT_STREAM, which a first JSON event turns into JSON_EVENTS (see
-    PartDecoder), or LITERAL. None where the request has no content-type or an empty one: then the first byte tells, see
-    `sniff_form`, and the head of the answer has to wait for it. BidiInputError for every other type."""
+    PartDecoder), or LITERAL. None if the content-type is missing or empty: then the first byte decides, see `sniff_form`,
+    and the head of the answer must wait for it. BidiInputError for any other type."""
     if not content_type:
         return None
     if is_json(content_type):
@@ -251,8 +252,9 @@ def form_of(content_type: str | None) -> Form | None:
 
 
 def sniff_form(body: Buffer) -> Form:
-    """The form of a body by its first byte, where no content-type tells. What can begin JSON (`{`, white space, a byte
-    order mark) begins no event-stream message: as a length it would say half a gigabyte. An empty body is EVENT_STREAM."""
+    """The form of a body by its first byte, for requests without a content-type. Bytes that can begin JSON (`{`, white
+    space, a byte order mark) do not begin an event-stream message: its length would be half a gigabyte. An empty body is
+    EVENT_STREAM."""
     return Form.LITERAL if len(body) and body[0] in b"{ \t\r\n\xef" else Form.EVENT_STREAM
 
 
@@ -260,8 +262,8 @@ def sniff_form(body: Buffer) -> Form:
 
 
 class ErrorBody(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True):
-    """The members of every error, before the stream and in it. Their names are in PascalCase: with `message` in lower
-    case the SDK loses the text."""
+    """The members of every error, before the stream and in it. Their names are in PascalCase: with `message` in lower case
+    the SDK loses the text."""
 
     message: str | None = None
     error_code: str | None = None
@@ -271,17 +273,17 @@ class ErrorBody(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=Tru
 
 
 _MAX_TEXT = 32 * 2**10
-"""Characters of an error text that are sent: a model's own text goes out whole, a runaway one must not fill the queue."""
+"""The most characters of an error text: a model's usual text is sent whole, an endless one must not fill the queue."""
 
 
 def _clean(text: str | None) -> str | None:
-    """`text` as UTF-8 can carry it: a lone surrogate becomes `?`. Empty is absent."""
+    """`text` as UTF-8 can carry it: a lone surrogate becomes `?`. None for an empty text."""
     return text[:_MAX_TEXT].encode("utf-8", "replace").decode() if text else None
 
 
 def failure_body(message: str, code: str = "") -> bytes:
-    """Message and ErrorCode of an exception in the stream, as JSON. Texts are cut after 32768 characters; an empty code
-    is left out."""
+    """Message and ErrorCode of an exception in the stream, as JSON. Texts are cut after 32768 characters. An empty code is
+    left out."""
     return msgspec.json.encode(ErrorBody(message=_clean(message) or "", error_code=_clean(code)))
 
 
@@ -296,8 +298,8 @@ def error_body(
 ) -> tuple[int, Headers, bytes]:
     """Status, headers and body of an error response, for errors before the 200 is sent.
 
-    `code` is the ErrorCode member; `original_status`, `original_message` and `log_stream_arn` belong to ModelError.
-    Members that are None are left out; a text is cut after 32768 characters.
+    `code` is the ErrorCode member; `original_status`, `original_message` and `log_stream_arn` belong to ModelError. Members
+    that are None are left out. Texts are cut after 32768 characters.
     """
     body = msgspec.json.encode(
         ErrorBody(
@@ -317,7 +319,7 @@ def error_body(
 
 
 def signature_error_body(status: int, code: str, message: str) -> tuple[int, Headers, bytes]:
-    """The same for a signature that is missing or wrong, which no operation models. AWS writes `message` here."""
+    """The response for a missing or wrong signature, which no operation defines. AWS writes `message` in lower case here."""
     body = msgspec.json.encode({"message": _clean(message) or ""})
     headers = (
         (b"content-type", ERROR_CONTENT_TYPE.encode()),

@@ -30,23 +30,23 @@ from protocols.events import Buffer, Signal
 from protocols.strict_json import JSONError
 
 MAX_DEPTH: Final = 64
-"""Objects and arrays within one another, counted from the one that holds PayloadPart."""
+"""The deepest nesting of objects and arrays, counted from the object that holds PayloadPart."""
 HEADROOM: Final = 64 * 2**10
-"""What an object may have beside the base64 of its part, in bytes: names, padding, members that we do not know. What is
-beside costs a look and a parse, base64 only a decode."""
+"""The most bytes that an object may have beside the base64 of its part: names, padding, unknown members. They cost a scan
+and a parse; base64 costs only a decode."""
 MAX_VALUES: Final = 2048
-"""Objects and arrays in one object, itself and those within others included: each costs a look of its own."""
+"""The most objects and arrays in one object, including itself and nested ones: each costs a step of the scan."""
 _SHORT = 200
-"""Up to so many bytes a string is looked through with what stands around it, and counts as beside."""
+"""Strings up to this length are scanned together with their surroundings, and count as bytes beside the base64."""
 LONG: Final = 256 * 2**10
-"""Above so many bytes a message is work that others should not wait for."""
+"""Larger messages are work that other tasks should not wait for."""
 
 
 # ---- reading an object
 
 
 class _Part(msgspec.Struct, rename={"data": "Bytes", "kind": "DataType", "state": "CompletionState"}, gc=False):
-    # Typed, so that the base64 goes from the text into the part without a string between.
+    # Typed, so that msgspec decodes the base64 without a string in between.
     data: bytes | None = None
     kind: str | None = None
     state: str | None = None
@@ -65,35 +65,36 @@ class _Literal(msgspec.Struct, gc=False):
 _EVENT_DECODER = msgspec.json.Decoder(_Event)
 _LITERAL_DECODER = msgspec.json.Decoder(_Literal)
 _BASE64_DECODER = msgspec.json.Decoder(bytes)
-_STEP = 128 * 2**10  # bytes of a string that are searched, or decoded, in one go: some 0.1 ms
+_STEP = 128 * 2**10  # bytes of a string that are searched or decoded in one step: some 0.1 ms
 _BASE64_RULE = "base64 has the standard alphabet, padding, and no white space"
 _BOM = b"\xef\xbb\xbf"
 _COLON = re.compile(b":")
 
 
 def read_json_event(payload: Buffer, given: Mapping[str, object], content_type: str) -> PayloadPart:
-    """The part in the payload of a JSON event: `{"Bytes": "<base64>", ...}`, or that as the member PayloadPart of an
-    object. `given` are DataType, CompletionState and CompletionStatus as the event's headers have them; a member that is
-    there too must say the same. RemoteProtocolError for anything else, and for more than 64 KiB beside the base64, which
-    is found before anything is parsed."""
+    """The part in the payload of a JSON event: `{"Bytes": "<base64>", ...}`, or that object as the member PayloadPart of
+    another. `given` has DataType, CompletionState and CompletionStatus from the event's headers; a member that is there too
+    must be equal. RemoteProtocolError for anything else, and for more than 64 KiB beside the base64, which is checked before
+    anything is parsed."""
     what = "payload of a JSON event"
     if payload[:3] == _BOM:
         payload = payload[3:]
     data: Buffer | None = None
     wrapped = False
-    if len(payload) > 2 * MAX_VALUES:  # a shorter one cannot go beyond a bound
+    if len(payload) > 2 * MAX_VALUES:  # a shorter one cannot exceed a bound
         payload, data, wrapped = _without_base64(payload, what)
     event: _Event = _decode(_EVENT_DECODER, payload, what)
     members = _count(event.data, event.kind, event.state, event.status, event.padding, event.part)
     part = event.part or event
     _check_rest(payload, members + _members(event.part), what)
     if data is not None and wrapped is not (part is event.part):
-        raise _too_much(what)  # it was a Bytes beside the PayloadPart
+        raise _too_much(what)  # the Bytes were beside the PayloadPart
     return _part(part, given, content_type, data)
 
 
 def _without_base64(text: Buffer, what: str) -> tuple[Buffer, Buffer | None, bool]:
-    """A long text with an empty string for its long Bytes, what was in that, and whether it is one of a PayloadPart."""
+    """A long text with an empty string in place of its long Bytes; the removed string; and True if that is a
+    PayloadPart's."""
     space = _SPACE.match(text)
     assert space is not None
     at = space.end()
@@ -101,7 +102,7 @@ def _without_base64(text: Buffer, what: str) -> tuple[Buffer, Buffer | None, boo
     if text[at : at + 1] != b"{" or not scan.find_end(text, at):
         raise RemoteProtocolError(f"{what} is not JSON: no object, or one without its end")
     if len(text) - scan.free > HEADROOM:
-        raise _too_much(what)  # with what stands around it
+        raise _too_much(what)  # including the white space around it
     rest, data = scan.split(memoryview(text), at, len(text))
     return rest, data, scan.wrapped
 
@@ -120,7 +121,7 @@ def _read_literal(text: Buffer, data: Buffer | None) -> PayloadPart:
     return _part(literal.part, {}, "", data)
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], text: Buffer, what: str) -> Any:  # what the decoder is for
+def _decode(decoder: msgspec.json.Decoder[Any], text: Buffer, what: str) -> Any:  # Any: the type of the decoder
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -135,8 +136,8 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: Buffer, what: str) -> Any:
 
 
 def _check_rest(text: Buffer, members: int, what: str) -> None:
-    """Members that we do not know, which the typed decoder has skipped, must be good JSON too, and none may be there
-    twice. A text with no more colons than members were found has neither; that of most clients is such a one."""
+    """Checks members that the typed decoder has skipped: they must be valid JSON and not duplicates. A text with no more
+    colons than known members has neither problem; most clients send such texts."""
     if sum(1 for _ in islice(_COLON.finditer(text), members + 1)) == members:
         return
     try:
@@ -154,7 +155,7 @@ def _count(*members: object) -> int:
 
 
 def _part(part: _Part, given: Mapping[str, object], content_type: str, data: Buffer | None) -> PayloadPart:
-    """`data` is the string of a Bytes that was taken out of the text, quotes included; None where none was."""
+    """`data` is the string of Bytes that was cut out of the text, with its quotes; None if none was."""
     if part.data is None:
         raise RemoteProtocolError("PayloadPart must have Bytes, a base64 string")
     data_type, completion = read_flags(
@@ -176,8 +177,8 @@ def _merged(name: str, member: str | None, given: Mapping[str, object]) -> objec
 
 
 def _decode_base64(text: Buffer) -> Buffer:
-    """What a string of base64, quotes included, stands for. A long one is decoded in steps, between which other threads
-    have their turn, into one read-only view."""
+    """The bytes of a base64 string that has its quotes. A long one is decoded in steps, between which other threads can run,
+    into one read-only view."""
     size = len(text) - 2
     if size <= LONG:
         return _decode_string(text)
@@ -206,10 +207,10 @@ def _no_base64() -> RemoteProtocolError:
     return RemoteProtocolError(f"Bytes is no base64 string; {_BASE64_RULE}")
 
 
-# ---- where an object ends, and where its Bytes are
+# ---- finding the end of an object, and its Bytes
 
-# From where a value is looked through up to the next byte that needs a look: a bracket, or the quote of a string that
-# is long or not all there yet.
+# From a position inside a value up to the next byte that needs a step: a bracket, or the quote of a string that is long or
+# incomplete.
 _PLAIN = re.compile(rb'(?:[^"{}\[\]]++|"[^"\\]{0,200}+"|"(?:[^"\\]|\\.){0,100}+")*+', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _WHITE = b" \t\n\r"
@@ -220,12 +221,12 @@ _ESCAPES = re.compile(rb'(?:\\.[^"\\]*+)++', re.DOTALL)
 
 @final
 class _Scan:
-    """Goes through one object as its bytes come, each of which is looked at once, up to its end or to where there is too
-    much beside its base64. It knows brackets and strings alone: whether all of it is JSON is for the parser to say.
+    """Scans one object as its bytes come, each byte once, up to its end or until there is too much beside its base64. It
+    knows only brackets and strings; the parser checks that the whole is JSON.
 
-    The base64 is the string of more than 200 bytes that is Bytes in PayloadPart, or where `bare` allows it Bytes in the
-    object itself, by names without escapes. Backslashes in it are beside it. Of several the first is it: the others are
-    members that are there twice.
+    The base64 is a string of more than 200 bytes named Bytes in PayloadPart or, with `bare`, in the object itself; names
+    with escapes do not count. Backslashes in it count as beside it. Only the first such string counts: further ones are
+    duplicate members.
     """
 
     __slots__ = (
@@ -248,15 +249,16 @@ class _Scan:
         self.clear()
 
     def clear(self) -> None:
-        """Begins anew, behind the first bracket of an object."""
-        self._depth = self._values = self.size = 1  # what stands open, what there was, and what was gone through
+        """Starts again, behind the first bracket of an object."""
+        self._depth = self._values = self.size = 1  # open brackets, all brackets, and scanned bytes
         self._in_string = self._in_data = self._in_part = False
-        self.data_at = self.data_end = 0  # where the base64 stands, counted from the first bracket; 0 while there is none
-        self.wrapped = False  # whether it is that of a PayloadPart
-        self.free = 0  # how much of the base64 has come, without backslashes
+        self.data_at = self.data_end = 0  # the position of the base64, from the first bracket; 0 if there is none
+        self.wrapped = False  # True if the base64 is a PayloadPart's
+        self.free = 0  # the bytes of the base64 so far, without backslashes
 
     def find_end(self, buffer: Buffer, at: int) -> bool:
-        """Goes on through the object at `at`; whether its end has come. RemoteProtocolError for too much beside."""
+        """Continues the scan of the object at `at`. True if its end has come. RemoteProtocolError for too much beside the
+        base64."""
         pos, end = at + self.size, len(buffer)
         whole = False
         while pos < end and not whole:
@@ -265,7 +267,7 @@ class _Scan:
                 pos, self._in_string = _leave_string(buffer, pos)
                 if self._in_data:
                     self._measure(buffer, at, start, pos)
-                if pos == start:  # a backslash whose other half has not come
+                if pos == start:  # a backslash whose second half has not come
                     break
             else:
                 match = _PLAIN.match(buffer, pos, at + HEADROOM + 1 + self.free)
@@ -280,7 +282,7 @@ class _Scan:
         return whole
 
     def _step(self, buffer: Buffer, at: int, pos: int) -> bool:
-        """Takes the bracket or quote at `pos`; whether that is the object's end."""
+        """Takes the bracket or quote at `pos`. True if it is the object's end."""
         byte = buffer[pos]
         if byte == ord('"'):
             self._in_string = True
@@ -302,7 +304,7 @@ class _Scan:
         return not self._depth
 
     def _measure(self, buffer: Buffer, at: int, start: int, pos: int) -> None:
-        """Counts what was gone through of the base64."""
+        """Counts the part of the base64 that was scanned."""
         end = pos if self._in_string else pos - 1
         self.data_end = end - at
         self.free += end - start
@@ -315,8 +317,8 @@ class _Scan:
                 self.data_at = self.data_end = self.free = 0
 
     def split(self, view: memoryview, at: int, end: int) -> tuple[bytes, Buffer | None]:
-        """What is in view up to `end`, with an empty string for the base64 of the object at `at`; and the string that
-        this is, quotes included. None where there is none."""
+        """The bytes of `view` up to `end`, with an empty string in place of the base64 of the object at `at`; and the string
+        that was removed, with its quotes, or None if there is none."""
         if not self.data_at:
             return bytes(view[:end]), None
         start, stop = at + self.data_at, at + self.data_end
@@ -324,7 +326,7 @@ class _Scan:
 
 
 def _named(buffer: Buffer, at: int, pos: int, name: bytes) -> bool:
-    """Whether the value at `pos`, of an object that begins at `at`, has that name, quotes included."""
+    """True if the value at `pos`, in an object that begins at `at`, has this name; `name` includes the quotes."""
     pos -= 1
     while buffer[pos] in _WHITE:
         pos -= 1
@@ -338,7 +340,7 @@ def _named(buffer: Buffer, at: int, pos: int, name: bytes) -> bool:
 
 
 def _leave_string(buffer: Buffer, pos: int) -> tuple[int, bool]:
-    """From inside a string: where it ends, and False; or how far it was gone through in one step, and True."""
+    """Scans from inside a string. Returns the position behind its end and False, or the position after one step and True."""
     end = min(len(buffer), pos + _STEP)
     quote = _QUOTE.search(buffer, pos, end)
     stop = end if quote is None else quote.start()
@@ -353,20 +355,20 @@ def _too_much(what: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"{what} with more than {HEADROOM} bytes beside the base64 of Bytes")
 
 
-# ---- the literal form, the way in
+# ---- input in the literal form
 
 
 @final
 class LiteralDecoder:
-    """Reads the body of a request in the literal form: a run of `{"PayloadPart": {...}}` objects with white space
-    between them or none, in pieces cut anywhere. Other members of either object are ignored, null is unset, a byte order
-    mark before the first object is skipped. The input's end is the body's.
+    """Reads the body of a request in the literal form: a sequence of `{"PayloadPart": {...}}` objects, with or without white
+    space between them, in any pieces. Other members of either object are ignored, null is unset, and a byte order mark
+    before the first object is skipped. The body ends with the input.
 
-    Feed `receive_data`, pull `next_part` until NEED_DATA, feed again; END comes after `receive_eof`. RemoteProtocolError
-    is final: bytes fed afterwards are dropped and every pull raises it again.
+    Call `receive_data`, then `next_part` until NEED_DATA, and so on. END comes after `receive_eof`. RemoteProtocolError is
+    final: later bytes are dropped, and every pull raises it again.
 
     `max_part` bounds the bytes of a part. Its object may have their base64 and 64 KiB beside it, and is refused as soon as
-    there is more of either; each byte is looked at once, in whatever pieces it comes.
+    it has more of either. Each byte is scanned once, whatever pieces it comes in.
     """
 
     __slots__ = (
@@ -389,14 +391,14 @@ class LiteralDecoder:
         self._max_part = max_part
         self._max_object = (max_part + 2) // 3 * 4 + HEADROOM
         self._buffer: bytes | bytearray = b""
-        self._at = 0  # where the object begins that is under way
+        self._at = 0  # the start of the current object
         self._scan = _Scan("literal object", bare=False)
-        self._begun = self._whole = False  # whether the object at `_at` has, and is
+        self._begun = self._whole = False  # True if the object at `_at` has begun; True if it is whole
         self._started = self._eof = False
         self._error: RemoteProtocolError | None = None
         self.need = 0
-        """While an object is under way, whose length nobody knows: the memory it takes if it grows to twice what has
-        come of it, or to its bound. Reserve that much before the next `receive_data`. 0 while there is none."""
+        """The memory to reserve before the next `receive_data` while an object is incomplete. Its length is unknown, so this
+        allows it to double, up to its limit. 0 if no object is incomplete."""
 
     @property
     def buffered(self) -> int:
@@ -405,19 +407,19 @@ class LiteralDecoder:
 
     @property
     def work(self) -> int:
-        """Bytes that the next `next_part` goes through at once, because an object of more than 256 KiB is whole; else 0.
-        That pull may run in another thread, if none other is made meanwhile."""
+        """The bytes that the next `next_part` processes in one step, because an object of more than 256 KiB is whole.
+        Otherwise 0. That pull may run in another thread if there is no other pull meanwhile."""
         if self.buffered <= LONG or self._error is not None:
             return 0
         try:
             size = self._scan.size if self._find() else 0
         except RemoteProtocolError as error:
-            self._fail(error)  # which the pull raises
+            self._fail(error)  # the pull raises it
             return 0
         return size if size > LONG else 0
 
     def receive_data(self, data: Buffer) -> None:
-        """Takes bytes; `data` may be reused once this returns. Never raises for what the bytes say."""
+        """Takes bytes; the caller may reuse `data` at once. It never raises for their content."""
         if self._error is not None:
             return
         if not self.buffered:
@@ -429,14 +431,14 @@ class LiteralDecoder:
         self._buffer += data
 
     def receive_eof(self) -> None:
-        """No more bytes will come. RemoteProtocolError if an object is known to be cut off; whole ones can still be
-        pulled, then END, or the error if what follows them is none."""
+        """Tells that no more bytes will come. RemoteProtocolError if an object is known to be cut off. Whole objects can
+        still be pulled, then END, or an error if the rest is not an object."""
         self._eof = True
         if self._begun and not self._whole and self._scan.size == self.buffered:
             raise self._fail(self._truncated())
 
     def next_part(self) -> PayloadPart | NeedData | AtEnd:
-        """The next part; NEED_DATA; or END, again and again."""
+        """The next part; NEED_DATA; or END, at each call."""
         if self._error is not None:
             raise self._error.again()
         try:
@@ -465,7 +467,7 @@ class LiteralDecoder:
             return _read_literal(*self._scan.split(text, 0, len(text)))
 
     def _find(self) -> bool:
-        """Whether a whole object is there; it is looked through as far as it has come."""
+        """True if a whole object is here. It is scanned as far as it has come."""
         if self._whole or not (self._begun or self._begin()):
             return self._whole
         self._whole = self._scan.find_end(self._buffer, self._at)
@@ -477,11 +479,11 @@ class LiteralDecoder:
         return self._whole
 
     def _begin(self) -> bool:
-        """Whether an object begins, after white space, which is forgotten."""
+        """True if an object begins, behind white space, which is dropped."""
         if not self._started:
             start = bytes(self._buffer[:3])
             if start != _BOM and _BOM.startswith(start) and not self._eof:
-                return False  # so far it is a mark, or nothing
+                return False  # so far it may be a byte order mark, or nothing
             self._started = True
             self._at = 3 if start == _BOM else 0
         match = _SPACE.match(self._buffer, self._at)
@@ -497,11 +499,11 @@ class LiteralDecoder:
         return True
 
     def _taken(self, end: int) -> None:
-        """What is before `end` is done with."""
+        """Drops the bytes before `end`."""
         if end == len(self._buffer):
             self._buffer, end = b"", 0
         elif isinstance(self._buffer, bytearray):
-            del self._buffer[:end]  # moves its start, and what is left only when that is less than half
+            del self._buffer[:end]  # only moves the start; the rest is moved once it is less than half
             end = 0
         self._at, self.need = end, 0
         self._begun = self._whole = False
@@ -517,7 +519,7 @@ class LiteralDecoder:
         return RemoteProtocolError(f"the body ends inside a literal object, after {self.buffered} bytes of it")
 
 
-# ---- both forms, the way out
+# ---- output in both forms
 
 _JSON_EVENT_BLOCK = encode_headers(
     {":message-type": "event", ":event-type": "PayloadPart", ":content-type": JSON_CONTENT_TYPE}
@@ -530,9 +532,9 @@ def encode_json_event(
     completion: Completion | None = Completion.COMPLETE,
     padding: str = "",
 ) -> list[Buffer]:
-    """A PayloadPart as an event with a JSON payload, as the buffers to write, for an answer or, in an envelope or bare,
-    a request. A member that is None is left out; `padding` is the member P. LocalProtocolError if the payload is larger
-    than 16 MiB, which is the case from 12 MiB of data on, less the names."""
+    """A PayloadPart as an event with a JSON payload, as the buffers to write: for an answer, or for a request, bare or in an
+    envelope. A member that is None is left out. `padding` is the member P. LocalProtocolError if the payload exceeds 16 MiB,
+    which happens at 12 MiB of data minus the names."""
     return encode_block(_JSON_EVENT_BLOCK, b"".join(_members_of(data, data_type, completion, padding)))
 
 
@@ -542,8 +544,8 @@ def encode_literal_part(
     completion: Completion | None = Completion.COMPLETE,
     padding: str = "",
 ) -> list[Buffer]:
-    """A PayloadPart as a literal object on a line of its own, as the buffers to write. A member that is None is left
-    out; `padding` is the member P. LocalProtocolError for more than 16 MiB of data."""
+    """A PayloadPart as a literal object on its own line, as the buffers to write. A member that is None is left out.
+    `padding` is the member P. LocalProtocolError for more than 16 MiB of data."""
     size = memoryview(data).nbytes
     if size > MAX_PAYLOAD:
         raise LocalProtocolError(f"a literal PayloadPart has at most {MAX_PAYLOAD} bytes, not {size}")
@@ -552,12 +554,12 @@ def encode_literal_part(
 
 
 def encode_literal_model_stream_error(message: str, code: str = "") -> list[Buffer]:
-    """The last line of an answer, for what the model did; as `encode_model_stream_error`."""
+    """The last line of an answer, for a fault of the model; as `encode_model_stream_error`."""
     return [b'{"ModelStreamError":', failure_body(message, code), b"}\n"]
 
 
 def encode_literal_internal_stream_failure(message: str) -> list[Buffer]:
-    """The last line of an answer, for what the platform did; as `encode_internal_stream_failure`."""
+    """The last line of an answer, for a fault of the platform; as `encode_internal_stream_failure`."""
     return [b'{"InternalStreamFailure":', failure_body(message), b"}\n"]
 
 

@@ -19,16 +19,16 @@ from protocols.events import Buffer, Signal
 OVERHEAD: Final = 16
 """Bytes of a message that are neither headers nor payload."""
 MAX_PAYLOAD: Final = 16 * 2**20
-"""What AWS clients take as a payload (smithy-python: 16 MiB, encoding and decoding)."""
+"""The largest payload that AWS clients accept (smithy-python: 16 MiB, encoding and decoding)."""
 MAX_HEADERS: Final = 128 * 2**10
-"""What AWS clients take as a header block."""
+"""The largest header block that AWS clients accept, in bytes."""
 MAX_VALUE: Final = 32767
-"""Bytes of one header value: the length field could say 65535, the AWS codecs stop here."""
+"""The most bytes of one header value. The length field allows 65535, but the AWS codecs stop here."""
 MAX_FIELDS: Final = 64
-"""Header fields of one message. AWS knows no such bound; its own messages have five."""
+"""The most header fields of one message. AWS has no such bound; its own messages have five."""
 
 LARGE: Final = 16 * 2**10
-"""Below: payloads are copied, which costs less than keeping their neighbours alive. From here on: by reference."""
+"""Smaller payloads are copied, which costs less than keeping their neighbors alive. Larger ones go by reference."""
 
 _PRELUDE = struct.Struct(">III")
 _LENGTHS = struct.Struct(">II")
@@ -49,7 +49,7 @@ class _Signed:
 
 @final
 class Byte(_Signed):
-    """Header type 2: a signed 8-bit `value`. ValueError if it does not fit, as for its wider siblings."""
+    """Header type 2: a signed 8-bit `value`. ValueError if it does not fit, also for the wider types."""
 
     __slots__ = ()
     size = 1
@@ -88,7 +88,7 @@ class Timestamp(_Signed):
 
 
 HeaderValue: TypeAlias = bool | Byte | Short | Integer | Long | bytes | str | Timestamp | uuid.UUID
-"""One Python type for each wire type (true and false are types 0 and 1), so that a value goes out as it came in."""
+"""One Python type for each wire type (true and false are types 0 and 1), so a value is sent with the type it came with."""
 
 _SIGNED: dict[int, type[Byte | Short | Integer | Long | Timestamp]] = {2: Byte, 3: Short, 4: Integer, 5: Long, 8: Timestamp}
 _SIGNED_KINDS = {kind: bytes((number,)) for number, kind in _SIGNED.items()}
@@ -97,8 +97,8 @@ _SIGNED_KINDS = {kind: bytes((number,)) for number, kind in _SIGNED.items()}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventMessage:
-    """One message. `headers` keep their order and have unique names; a received `payload` is `bytes` up to 16 KiB and
-    a read-only memoryview above."""
+    """One message. `headers` keep their order and have unique names. A received `payload` is `bytes` up to 16 KiB, and a
+    read-only memoryview above that."""
 
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
     payload: Buffer = b""
@@ -107,16 +107,16 @@ class EventMessage:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a decoder takes, in bytes and fields. The default lets through whatever `encode` can make."""
+    """The limits of a decoder, in bytes and fields. The defaults accept everything that `encode` can make."""
 
     message: int = MAX_PAYLOAD + MAX_HEADERS + OVERHEAD
-    """The total length, the one bound on memory."""
+    """The total length, which alone bounds the memory."""
     headers: int = MAX_HEADERS
     fields: int = MAX_FIELDS
 
 
 class Raw(NamedTuple):
-    """A message whose checksums hold and whose header block is not read yet."""
+    """A message whose checksums hold and whose header block is not decoded yet."""
 
     headers: bytes
     payload: Buffer
@@ -126,9 +126,9 @@ class Raw(NamedTuple):
 
 
 def encode_headers(headers: Mapping[str, HeaderValue]) -> bytes:
-    """The header block of these headers, in their order. LocalProtocolError if one cannot be written: a name that is
-    not 1 to 255 bytes of UTF-8, a value over 32767 bytes or of another type (a plain int has no wire type), more than
-    64 fields or 128 KiB in all."""
+    """The header block of these headers, in order. LocalProtocolError if one cannot be written: a name that is not 1 to 255
+    bytes of UTF-8, a value over 32767 bytes or of another type (a plain int has no wire type), more than 64 fields, or more
+    than 128 KiB in total."""
     if len(headers) > MAX_FIELDS:
         raise LocalProtocolError(f"a message has at most {MAX_FIELDS} header fields, not {len(headers)}")
     block = b"".join([_encode_name(name) + _encode_value(name, value) for name, value in headers.items()])
@@ -166,8 +166,8 @@ def _with_length(name: str, raw: bytes) -> bytes:
 
 
 def encode_head(block: bytes, size: int) -> bytes:
-    """What stands before a payload of `size` bytes: the prelude and a header block made by `encode_headers`.
-    LocalProtocolError for more than 16 MiB."""
+    """The bytes before a payload of `size` bytes: the prelude and a header block from `encode_headers`. LocalProtocolError
+    for more than 16 MiB."""
     if size > MAX_PAYLOAD:
         raise LocalProtocolError(f"an event-stream payload has at most {MAX_PAYLOAD} bytes, not {size}")
     lengths = _LENGTHS.pack(OVERHEAD + len(block) + size, len(block))
@@ -175,7 +175,7 @@ def encode_head(block: bytes, size: int) -> bytes:
 
 
 def encode_block(block: bytes, payload: Buffer = b"") -> list[Buffer]:
-    """A message from a header block made by `encode_headers`: one buffer if the payload is under 16 KiB, else head,
+    """A message with a header block from `encode_headers`. It is one buffer if the payload is under 16 KiB, otherwise head,
     payload by reference (contiguous, unchanged until written) and tail. LocalProtocolError for a payload over 16 MiB."""
     size = memoryview(payload).nbytes
     head = encode_head(block, size)
@@ -184,12 +184,12 @@ def encode_block(block: bytes, payload: Buffer = b"") -> list[Buffer]:
 
 
 def encode_buffers(headers: Mapping[str, HeaderValue], payload: Buffer = b"") -> list[Buffer]:
-    """A message as the buffers to write, in order; rules and errors of `encode_headers` and `encode_block`."""
+    """A message as the buffers to write, in order, with the rules and errors of `encode_headers` and `encode_block`."""
     return encode_block(encode_headers(headers), payload)
 
 
 def encode(message: EventMessage) -> bytes:
-    """A message as one `bytes`; rules and errors of `encode_headers` and `encode_block`."""
+    """A message as one `bytes`, with the rules and errors of `encode_headers` and `encode_block`."""
     return b"".join(encode_buffers(message.headers, message.payload))
 
 
@@ -197,9 +197,9 @@ def encode(message: EventMessage) -> bytes:
 
 
 def decode_headers(block: bytes, fields: int = MAX_FIELDS) -> Mapping[str, HeaderValue]:
-    """The headers of a block, read-only. RemoteProtocolError if they break the format: a name that is empty, not UTF-8
-    or there twice, an unknown type, a value that is cut off, over 32767 bytes or not UTF-8 where it is a string, or more
-    than `fields`."""
+    """The headers of a block, read-only. RemoteProtocolError if they break the format: a name that is empty, not UTF-8 or
+    duplicate; an unknown type; a value that is cut off, over 32767 bytes, or a string that is not UTF-8; or more than
+    `fields` headers."""
     headers: dict[str, HeaderValue] = {}
     at = 0
     while at < len(block):
@@ -216,7 +216,7 @@ def decode_headers(block: bytes, fields: int = MAX_FIELDS) -> Mapping[str, Heade
 
 
 def _decode_value(block: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
-    """The value whose type byte is at `at`, and where it ends."""
+    """The value whose type byte is at `at`, and the index behind it."""
     what = f"header {name[:64]!r}"
     match _slice(block, at, at + 1, what)[0]:
         case 0:
@@ -253,7 +253,8 @@ def _text(block: bytes, start: int, end: int, what: str) -> str:
 
 
 def _read_prelude(buffer: Buffer, at: int, limits: Limits) -> tuple[int, int, int]:
-    """Total length, headers length and the CRC of the eight bytes that hold them; believed only once that CRC holds."""
+    """Total length, headers length, and the CRC of the eight bytes that hold them. They are used only if that CRC is
+    right."""
     total, headers, stored = _PRELUDE.unpack_from(buffer, at)
     crc = crc32(buffer[at : at + 8])
     if crc != stored:
@@ -270,7 +271,7 @@ def _read_prelude(buffer: Buffer, at: int, limits: Limits) -> tuple[int, int, in
 
 
 def _raw(buffer: Buffer, at: int, total: int, headers: int, crc: int) -> Raw:
-    """The parts of the message at `at`, whose bytes before its own CRC have `crc`."""
+    """The parts of the message at `at`. `crc` is the CRC of its bytes before its own CRC."""
     payload_at, end = at + _PRELUDE.size + headers, at + total - 4
     (stored,) = _CRC.unpack_from(buffer, end)
     if crc != stored:
@@ -282,8 +283,8 @@ def _raw(buffer: Buffer, at: int, total: int, headers: int, crc: int) -> Raw:
 
 
 def split(buffer: Buffer, limits: Limits) -> Raw:
-    """Opens the one message that fills `buffer` exactly: an event inside an envelope. A large payload is a view of
-    `buffer`. RemoteProtocolError as from a Decoder, also for bytes missing or left over."""
+    """Opens the one message that fills `buffer` exactly: an event inside an envelope. A large payload is a view of `buffer`.
+    RemoteProtocolError as from a Decoder, also for missing or extra bytes."""
     if len(buffer) < _PRELUDE.size:
         raise RemoteProtocolError(f"event-stream message of {len(buffer)} bytes, at least {OVERHEAD} are needed")
     total, headers, crc = _read_prelude(buffer, 0, limits)
@@ -293,29 +294,29 @@ def split(buffer: Buffer, limits: Limits) -> Raw:
 
 
 class Reader:
-    """Cuts messages out of bytes that arrive in any pieces: what the decoders of messages and of dialects share.
+    """Cuts messages out of bytes that arrive in any pieces: the base of the decoders of messages and of dialects.
 
-    RemoteProtocolError is final: bytes fed afterwards are dropped and every pull raises it again.
+    RemoteProtocolError is final: later bytes are dropped, and every pull raises it again.
 
-    Memory: `buffered` bytes are held; they stay below 12 while no message has begun. Once a message's prelude has
-    arrived and its checksum and limits hold, `need` is the message's total length; reserve what has come of it, with
-    what comes next, before each `receive_data`, which takes the memory. A message above 16 KiB is then assembled in
-    place, each byte copied once.
+    Memory: `buffered` is the number of held bytes, which is below 12 while no message has begun. Once a message's prelude
+    has come, and its checksum and limits hold, `need` is the message's total length. Before each `receive_data`, reserve
+    memory for its bytes so far and the next ones, because that call takes the memory. A message above 16 KiB is assembled in
+    place, and each byte is copied once.
     """
 
     __slots__ = ("_at", "_buffer", "_crc", "_eof", "_error", "_filled", "_limits", "_target", "need")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._buffer: bytes | bytearray = b""  # `bytes` while it is being read, so that views of it are safe
+        self._buffer: bytes | bytearray = b""  # `bytes` while it is read, so that views of it are safe
         self._at = 0
         self._target: memoryview | None = None  # the memory of one large message
         self._filled = 0
-        self._crc = 0  # of what is filled, without the last four bytes
+        self._crc = 0  # CRC of the filled bytes, without the last four bytes of the message
         self._eof = False
         self._error: RemoteProtocolError | None = None
         self.need = 0
-        """The total length of the message that is being assembled; 0 while there is none."""
+        """The total length of the message that is being assembled; 0 if there is none."""
 
     @property
     def buffered(self) -> int:
@@ -323,7 +324,7 @@ class Reader:
         return self._filled + len(self._buffer) - self._at
 
     def receive_data(self, data: Buffer) -> None:
-        """Takes bytes; `data` may be reused once this returns. Never raises for what the bytes say."""
+        """Takes bytes; the caller may reuse `data` at once. It never raises for their content."""
         if self._error is not None:
             return
         if self.need > LARGE:
@@ -338,19 +339,20 @@ class Reader:
             held = memoryview(rest)[self._at :]
             self._at = 0
             if len(held) < (self.need or _PRELUDE.size) <= len(held) + len(data):
-                self._buffer = b"".join((held, data))  # there is something to read now
+                self._buffer = b"".join((held, data))  # now there is something to read
                 return
             self._buffer = bytearray(held)
         self._buffer += data
 
     def receive_eof(self) -> None:
-        """No more bytes will come. RemoteProtocolError if a message is cut off; whole ones can still be pulled."""
+        """Tells that no more bytes will come. RemoteProtocolError if a message is cut off. Whole ones can still be
+        pulled."""
         self._eof = True
         if self._error is None and 0 < self.buffered < (self.need or _PRELUDE.size):
             raise self._fail(self._truncated())
 
     def _fail(self, error: RemoteProtocolError) -> RemoteProtocolError:
-        """Ends the reader with that error; gives it back, to be raised."""
+        """Ends the reader with this error, and returns it for raising."""
         self._error = error.again()
         self._buffer, self._at, self._target, self._filled, self.need = b"", 0, None, 0, 0
         return error
@@ -381,9 +383,9 @@ class Reader:
         return raw
 
     def _fill(self, data: Buffer) -> memoryview:
-        """Copies into the large message what belongs to it; the rest of `data`."""
+        """Copies the bytes of `data` that belong to the large message, and returns the rest."""
         if self._target is None:
-            # Not zeroed, so a length that no bytes follow costs address space alone.
+            # Not zeroed: an announced length whose bytes never come costs address space alone.
             self._target = untouched(self.need)
             begun, self._buffer, self._at, self._crc = memoryview(self._buffer)[self._at :], b"", 0, 0
             self._append(self._target, begun)
@@ -410,8 +412,8 @@ class Reader:
 
 @final
 class Decoder(Reader):
-    """Reads a run of messages. Feed `receive_data`, pull `next_message` until it says NEED_DATA, feed again;
-    `receive_eof` when the bytes end. Memory and errors are those of its base."""
+    """Reads a sequence of messages. Call `receive_data`, then `next_message` until NEED_DATA, and so on; `receive_eof` at
+    the end of the bytes. Memory and errors are those of Reader."""
 
     __slots__ = ()
 

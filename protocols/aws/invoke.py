@@ -23,14 +23,14 @@ _VARIANT = bidi.INVOKED_PRODUCTION_VARIANT.decode()
 
 
 class InvokeOperation(enum.Enum):
-    """The operations by their names; they differ in headers and in the form of the answer."""
+    """The operations by name; they differ in headers and in the form of the answer."""
 
     INVOKE_ENDPOINT = "InvokeEndpoint"
     INVOKE_ENDPOINT_WITH_RESPONSE_STREAM = "InvokeEndpointWithResponseStream"
 
 
 class InvokeErrorType(enum.StrEnum):
-    """The errors that are HTTP responses, by the name that `x-amzn-errortype` carries and that clients raise."""
+    """The errors that are HTTP responses, by their names in `x-amzn-errortype`, which clients raise."""
 
     VALIDATION_ERROR = "ValidationError"
     MODEL_ERROR = "ModelError"
@@ -59,7 +59,7 @@ _STATUS = {
 
 @final
 class InvokeInputError(ProtocolError):
-    """The request head is not one of this operation. The text is for the client: member, rule, and what came."""
+    """The request head is not valid for this operation. The text is for the client: member, rule, and the value."""
 
     errortype: Final = InvokeErrorType.VALIDATION_ERROR
     status: Final = 400
@@ -68,9 +68,9 @@ class InvokeInputError(ProtocolError):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeRequest:
-    """What the request head asks for; None where it says nothing, and for what its operation has not.
+    """The request head. None: the head does not have the member, or the operation does not.
 
-    Values are as they came. `target_model` is opaque here: it may hold slashes and dot segments.
+    Values are as they came. `target_model` is not interpreted here: it may hold slashes and dot segments.
     """
 
     operation: InvokeOperation
@@ -90,10 +90,11 @@ class InvokeRequest:
 
 
 class _Rule(NamedTuple):
-    """A shape of the operations' model: its length, its pattern as published, and that pattern in Python's words.
+    """A shape of the operations' model: its length, its published pattern, and that pattern for Python.
 
-    Some patterns are anchored and some are not; all are meant for the whole value, hence fullmatch (`$` would admit a
-    newline at the end). Java's \\p{ASCII}, \\p{Print}, \\S and `.` are ranges of their own, none of them Python's.
+    Some patterns are anchored and some are not. All are meant for the whole value, hence fullmatch; `$` would accept a
+    newline at the end. Java's \\p{ASCII}, \\p{Print}, \\S and `.` differ from Python's classes, so they are written as
+    ranges.
     """
 
     longest: int
@@ -145,11 +146,11 @@ _MEMBERS = {
 
 
 def read_request(operation: InvokeOperation, endpoint: str, headers: Mapping[str, str]) -> InvokeRequest:
-    """Checks the endpoint name of the path and the headers (lower-case names) that the operation has against its
-    lengths and patterns. InvokeInputError for the first that does not fit.
+    """Checks the endpoint name of the path and the operation's headers (lower-case names) against its lengths and patterns.
+    InvokeInputError for the first that is invalid.
 
-    An empty header counts as absent. One that the operation has not, such as Target-Model with a response stream, is
-    ignored as the service ignores it.
+    An empty header counts as absent. A header that the operation does not have, such as Target-Model with a response stream,
+    is ignored, as by the service.
     """
     _check("EndpointName", endpoint, _NAME)
     members: dict[str, str] = {}
@@ -178,13 +179,13 @@ def _shown(value: str, rule: _Rule) -> str:
 
 @final
 class ReplyError(ProtocolError):
-    """What a model wants in the head of its answer cannot be there. The fault is the model's."""
+    """A header value from a model that the answer cannot have. The fault is the model's."""
 
     errortype: Final = InvokeErrorType.MODEL_ERROR
     status: Final = 424
 
 
-# RFC 9110 section 5.5, the ASCII part. \p{ASCII} alone would let CR and LF write further headers.
+# RFC 9110 section 5.5, the ASCII part. With \p{ASCII} alone, CR and LF could add further headers.
 _NO_FIELD = re.compile(r"[^\t -~]")
 _LONGEST_FIELD = 1024
 _SESSION_REPLIES = {
@@ -199,13 +200,13 @@ _SESSION_REPLIES = {
 def response_headers(
     operation: InvokeOperation, reply: Mapping[str, str], *, content_type: str, variant: str = "", request_id: str = ""
 ) -> Headers:
-    """The head of a 200 response. `reply` is what the model says there, by lower-case names: of these the operation's
-    own go out (`content-type`, the custom attributes and, for InvokeEndpoint, the new and the closed session's id) and
-    others do not. `content_type` is that of the body where the model names none; with a response stream it goes into a
-    header of its own, as the HTTP one is the event stream's. Empty values are left out.
+    """The head of a 200 response. `reply` has the model's header values by lower-case names. Only the operation's own are
+    sent: `content-type`, the custom attributes and, for InvokeEndpoint, the ids of the new and the closed session.
+    `content_type` is that of the body if the model gives none. With a response stream it goes into a separate header,
+    because the HTTP one is the event stream's. Empty values are left out.
 
-    ReplyError for a value that is not ASCII without control characters, has more than 1024 characters, or is no session
-    id where it should be one.
+    ReplyError for a value that is not text, has more than 1024 characters, has other characters than printable ASCII, or
+    should be a session id and is not.
     """
     own = reply.get(CONTENT_TYPE) or content_type
     if operation is InvokeOperation.INVOKE_ENDPOINT:
@@ -223,7 +224,7 @@ def response_headers(
 def _field_value(name: str, value: object) -> bytes:
     if not isinstance(value, str):
         raise ReplyError(f"response header {name} is text, the model gave {type(value).__name__}")
-    value = value.strip(" \t")  # no part of a value, and malformed at its ends in HTTP/2
+    value = value.strip(" \t")  # RFC 9110: not part of a value, and malformed at its ends in HTTP/2
     longest, pattern = _SESSION_REPLIES.get(name, (_LONGEST_FIELD, None))
     if len(value) > longest:
         raise ReplyError(f"response header {name} has at most {longest} characters, the model gave {len(value)}")
@@ -239,7 +240,7 @@ def _field_value(name: str, value: object) -> bytes:
 
 
 class _ErrorBody(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True):
-    """botocore reads Message in either case, the other members in this one alone."""
+    """The body of an error. botocore reads Message in either case, and the other members in this case only."""
 
     message: str
     original_status_code: int | None = None
@@ -247,11 +248,11 @@ class _ErrorBody(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=Tr
     log_stream_arn: str | None = None
 
 
-_LONGEST_TEXT = 2048  # of the Message shape, which OriginalMessage and the stream's errors have too
+_LONGEST_TEXT = 2048  # the limit of the Message shape, which OriginalMessage and the stream's errors have too
 
 
 def _text(text: str) -> str:
-    """As much of `text` as the shape holds; a lone surrogate, which UTF-8 cannot carry, becomes `?`."""
+    """`text`, cut to the limit of the shape. A lone surrogate, which UTF-8 cannot carry, becomes `?`."""
     if len(text) > _LONGEST_TEXT:
         text = text[: _LONGEST_TEXT - 3] + "..."
     return text.encode("utf-8", "replace").decode()
@@ -267,8 +268,8 @@ def error_response(
 ) -> tuple[int, Headers, bytes]:
     """Status, headers and body of an error response, for errors before the 200 is sent.
 
-    `original_status`, `original_message` and `log_stream_arn` belong to MODEL_ERROR; None leaves a member out. Texts
-    end in `...` where they are longer than the 2048 characters that the members have.
+    `original_status`, `original_message` and `log_stream_arn` belong to MODEL_ERROR; None leaves a member out. Texts longer
+    than 2048 characters, which the members cannot have, are cut and end in `...`.
     """
     body = msgspec.json.encode(
         _ErrorBody(
@@ -294,12 +295,12 @@ STREAM_BROKEN: Final = "StreamBroken"
 """ErrorCode of a model whose connection was reset or closed."""
 
 PART_SIZE: Final = 64 * 2**10
-"""Bytes of the parts that a body is split into. AWS names no size and botocore takes 24 MiB; at this one a part is
-checksummed while its predecessor is written, and nobody waits long for either."""
+"""The size of the parts that a body is split into, in bytes. AWS names no size, and botocore accepts 24 MiB. At this size
+one part is checksummed while the one before is written, and neither takes long."""
 
 
 def split_body(data: Buffer, at_most: int = PART_SIZE) -> Iterator[memoryview]:
-    """The bytes of a contiguous buffer as views of at most that many bytes; none for an empty one."""
+    """The bytes of a contiguous buffer as views of at most `at_most` bytes; no view for an empty buffer."""
     view = memoryview(data)
     if not view.nbytes:
         return  # numpy's empty arrays cannot be cast
@@ -309,40 +310,40 @@ def split_body(data: Buffer, at_most: int = PART_SIZE) -> Iterator[memoryview]:
 
 
 def encode_payload_part(data: Buffer) -> list[Buffer]:
-    """A PayloadPart as the buffers to write. From 16 KiB on `data` goes by reference and must not change until it is
-    written. LocalProtocolError over 16 MiB."""
+    """A PayloadPart as the buffers to write. `data` of 16 KiB and more is passed by reference and must not change until it
+    is written. LocalProtocolError for more than 16 MiB."""
     return bidi.encode_part(data, None, None)
 
 
 def encode_model_stream_error(message: str, code: str) -> list[Buffer]:
-    """The exception for what the model did after the 200. Programs read `code`: one of the two that are documented, or
-    the model's own. The end of the body must follow."""
+    """The exception for a fault of the model after the 200. `code` is for programs: one of the two documented codes, or the
+    model's own. The body must end after it."""
     return bidi.encode_model_stream_error(_text(message), code)
 
 
 def encode_internal_stream_failure(message: str) -> list[Buffer]:
-    """The exception for what the platform did: a limit, a drain, a lost worker, a bug. The end of the body must follow."""
+    """The exception for a fault of the platform: a limit, a drain, a lost worker, a bug. The body must end after it."""
     return bidi.encode_internal_stream_failure(_text(message))
 
 
-# ---- v2 bodies with binary tensors: the service strips the header that says how long their JSON is
+# ---- v2 bodies with binary tensors: the service strips the header that has the length of their JSON
 
 BINARY_JSON: Final = "application/vnd.sagemaker-triton.binary+json"
-"""The content type of such a body, without the parameter that says where its tensors begin."""
+"""The content type of such a body, without the parameter that tells where its tensors begin."""
 _HEADER_SIZE = "json-header-size"
 _MAX_HEADER_SIZE = 2**31 - 1  # Triton and its clients read it as an int32
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# RFC 9110 section 5.6.6. Possessive: what a parameter has taken is never read another way.
+# RFC 9110 section 5.6.6. Possessive: characters that a parameter has taken are never matched another way.
 _PARAMETER = re.compile(rf'[ \t]*+;[ \t]*+(?:({_TOKEN})=(?:({_TOKEN})|"((?:[^"\\]|\\.)*+)"))?')
 
 
 def json_header_size(content_type: str, body_size: int | None = None) -> int | None:
-    """How many bytes of JSON stand before the tensors of a v2 body, from the parameter `json-header-size` of its
-    `application/vnd.sagemaker-triton.binary+json`; None for any other content type, which has no such parameter.
+    """The number of bytes of JSON before the tensors of a v2 body, from the parameter `json-header-size` of its
+    `application/vnd.sagemaker-triton.binary+json`. None for any other content type, which has no such parameter.
 
-    Type and parameter are read in any case, the value as a token or quoted, other parameters are ignored.
-    InvokeInputError if the parameter is missing, there twice, anything but ASCII digits, above 2**31 - 1, or more
-    than `body_size` where that is known.
+    Type and parameter are read in any case, and the value as a token or quoted. Other parameters are ignored.
+    InvokeInputError if the parameter is missing, duplicate, anything but ASCII digits, above 2**31 - 1, or above
+    `body_size`, if that is known.
     """
     media_type = content_type.partition(";")[0]
     if media_type.strip(" \t").lower() != BINARY_JSON:
@@ -352,7 +353,7 @@ def json_header_size(content_type: str, body_size: int | None = None) -> int | N
         came = "it is there twice" if found else "there is none"
         raise InvokeInputError(f"ContentType {BINARY_JSON} needs one parameter {_HEADER_SIZE}, {came}")
     value = found[0]
-    # More digits than 20 are not read: CPython does so in quadratic time, and no length has them.
+    # At most 20 digits are parsed: CPython takes quadratic time, and no valid length has more.
     if not (value.isascii() and value.isdecimal() and len(value) <= 20 and int(value) <= _MAX_HEADER_SIZE):
         raise InvokeInputError(f"{_HEADER_SIZE} must be a number of bytes up to {_MAX_HEADER_SIZE}, got {value[:64]!r}")
     size = int(value)
@@ -375,6 +376,6 @@ def _parameters(content_type: str, at: int) -> Iterator[tuple[str, str]]:
 
 
 def binary_json_content_type(size: int) -> str:
-    """The content type of a v2 body whose tensors begin after `size` bytes of JSON, without a space: clients cut the
-    number off behind this very text."""
+    """The content type of a v2 body whose tensors begin after `size` bytes of JSON. It has no space, because clients look
+    for exactly this text before the number."""
     return f"{BINARY_JSON};{_HEADER_SIZE}={size}"

@@ -1,4 +1,4 @@
-"""SageMaker's multi-model container API: the bodies that load, list, get and unload models, their pages and errors."""
+"""SageMaker's multi-model container API: bodies to load, list, get and unload models, pages of the list, and errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from protocols import strict_json
 from protocols.events import Buffer
 
 CONTENT_TYPE: Final = b"application/json"
-"""Of every body here."""
+"""The content type of every body here."""
 
 MAX_NAME: Final = 1024
-"""Bytes of a model's name. The platform's own are hashes; whoever calls a container by hand uses the target model,
-which has 1024 characters."""
+"""The most bytes of a model's name. The platform's names are hashes; a person who calls a container uses the target model,
+which has at most 1024 characters."""
 MAX_URL: Final = 4096
-"""Bytes of a model's url, which is a path: the PATH_MAX of Linux."""
+"""The most bytes of a model's url, which is a path: PATH_MAX of Linux."""
 MAX_PAGE: Final = 100
-"""Models of one page, and how many there are where the request does not say."""
+"""The most models of one page, and the default."""
 
 
 # ---- errors
 
 
 class MultiModelErrorType(enum.StrEnum):
-    """What can be wrong, by the names that AWS's multi-model server gives it; for 507, which it calls
-    InternalServerException as it does 500, the name of the status."""
+    """The errors, by the names of AWS's multi-model server. That server calls 507 InternalServerException, as it does 500;
+    here it has the name of the status."""
 
     BAD_REQUEST = "BadRequestException"
     NOT_FOUND = "ResourceNotFoundException"
@@ -62,7 +62,7 @@ _STATUS = {
 
 @final
 class MMEError(Exception):
-    """A request that is not one of this API. `message` names the member and is fit for the peer."""
+    """A request that is invalid in this API. `message` names the member and is fit for the peer."""
 
     errortype: Final = MultiModelErrorType.BAD_REQUEST
     status: Final = 400
@@ -83,11 +83,12 @@ def error_body(errortype: MultiModelErrorType, message: str) -> bytes:
     return _encode(_ErrorBody(errortype.status, errortype.value, _clean(message)))
 
 
-_TYPES = {kind.status: kind for kind in MultiModelErrorType}  # of 404, the one for models
+_TYPES = {kind.status: kind for kind in MultiModelErrorType}  # for 404, the one for models
 
 
 def error_body_of(status: int, message: str) -> bytes:
-    """The same for any error status: one that has no name of its own here is a bad request, or an internal error."""
+    """The body for any error status. A status without a name here is a bad request below 500, and an internal error
+    above."""
     errortype = _TYPES.get(status, MultiModelErrorType.BAD_REQUEST if status < 500 else MultiModelErrorType.INTERNAL)
     return _encode(_ErrorBody(status, errortype.value, _clean(message)))
 
@@ -106,7 +107,7 @@ def _clean(text: str) -> str:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelToLoad:
-    """Load what is at `url` and keep it as `name`. Whether the url may be read is not decided here."""
+    """A request to load the model at `url` and keep it as `name`. The caller decides whether the url may be read."""
 
     name: str
     url: str
@@ -118,11 +119,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 def parse_load(body: Buffer) -> ModelToLoad:
     """The body of POST /models: a JSON object with the strings `model_name` and `url`. Other members are ignored.
 
-    MMEError for anything but strict JSON (a comma before the closing brace, as the contract's own example has it, is
-    none), for a member that is there twice, missing or no string, and for a value that is empty, too long or has
-    control characters. A name stands in a path afterwards, where one that has a slash or is a dot segment could not
-    be told from another path. The query parameters that AWS's server takes instead of a body are not in the contract,
-    and not read.
+    MMEError if the body is not strict JSON (the contract's own example has a comma before the closing brace, which is
+    refused); if a member is duplicate, missing or not a string; and if a value is empty, too long or has control characters.
+    A name is later one segment of a path, so it must not contain a slash or be a dot segment. AWS's server accepts query
+    parameters instead of a body; they are not in the contract, and are ignored.
     """
     try:
         members = strict_json.loads(body, depth=8, what="the body of POST /models", duplicates=False)
@@ -178,32 +178,33 @@ class _Page(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def loaded_body(name: str) -> bytes:
-    """Of the 200 to a load: the model answers from now on. The contract asks for none; these are peers' words."""
+    """The body of the 200 to a load: the model now answers. The contract requires no body; this one follows other
+    servers."""
     return _encode(_Status(f'Model "{name}" registered'))
 
 
 def unloaded_body(name: str) -> bytes:
-    """Of the 200 to an unload: what the model had is free."""
+    """The body of the 200 to an unload: the model's resources are free."""
     return _encode(_Status(f'Model "{name}" unregistered'))
 
 
 def model_body(name: str, url: str) -> bytes:
-    """Of the 200 to GET /models/{name}: one object."""
+    """The body of the 200 to GET /models/{name}: one object."""
     return _encode(_Model(name, url))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """Which models a list has: at most `limit`, those whose names sort behind `after`."""
+    """The models that a page of the list has: at most `limit`, whose names sort behind `after`."""
 
     limit: int = MAX_PAGE
     after: str = ""
 
 
 def parse_page(limit: str | None = None, token: str | None = None) -> PageRequest:
-    """The query parameters `limit` and `next_page_token`, percent-decoded. A limit that is no number from 1 to 100, and
-    a token that is none of ours (such as the offsets that AWS's server gives out), are as good as absent."""
+    """The query parameters `limit` and `next_page_token`, percent-decoded. An invalid one is ignored: a limit that is not a
+    number from 1 to 100, and a token that we did not make (such as the offsets of AWS's server)."""
     return PageRequest(limit=_limit(limit or ""), after=_after(token or ""))
 
 
@@ -212,8 +213,8 @@ def _limit(text: str) -> int:
     return wanted if 1 <= wanted <= MAX_PAGE else MAX_PAGE
 
 
-# A token holds the last name of its page: an offset would skip or repeat models when others come and go between two
-# pages. The mark keeps other texts, which may be base64 by chance, from being taken for one.
+# A token holds the last name of its page. An offset would skip or repeat models if others come and go between two pages.
+# The mark tells tokens from other texts that happen to be base64.
 _MARK = b"after:"
 
 
@@ -224,14 +225,14 @@ def _token(name: str) -> str:
 def _after(token: str) -> str:
     try:
         name = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError):  # also UnicodeDecodeError and characters beyond ASCII
+    except (binascii.Error, ValueError):  # UnicodeDecodeError too, and characters beyond ASCII
         return ""
     return name.removeprefix(_MARK.decode()) if name.startswith(_MARK.decode()) else ""
 
 
 def page_body(models: Iterable[tuple[str, str]], page: PageRequest) -> bytes:
-    """Of the 200 to GET /models: the page of these models, (name, url) in any order, sorted by name. It has a
-    nextPageToken only if a model follows, so that no walk ends in an empty page."""
+    """The body of the 200 to GET /models: the page of these models, given as (name, url) in any order and sorted by name. It
+    has a nextPageToken only if a model follows, so the last page is never empty."""
     rest = sorted(model for model in models if model[0] > page.after)
     shown = [_Model(name, url) for name, url in rest[: page.limit]]
     return _encode(_Page(shown, _token(shown[-1].model_name) if len(rest) > page.limit else ""))

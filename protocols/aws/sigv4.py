@@ -19,11 +19,11 @@ from protocols.events import Buffer, Head, Headers
 SERVICE: Final = "sagemaker"
 """The service name in the credential scope of every SageMaker runtime operation."""
 STREAMING_EVENTS: Final = "STREAMING-AWS4-HMAC-SHA256-EVENTS"
-"""What stands for the payload hash where the body is an event stream that is signed message by message."""
+"""The payload hash value of a body that is an event stream signed message by message."""
 UNSIGNED_PAYLOAD: Final = "UNSIGNED-PAYLOAD"
-"""What stands for the payload hash where nothing protects the body."""
+"""The payload hash value of a body that nothing protects."""
 SKEW: Final = 300.0
-"""Seconds that AWS services let a date be off: their refusals say "5 min."."""
+"""Seconds that a date may be off at AWS services: their refusals say "5 min."."""
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _TERMINATOR = "aws4_request"
@@ -39,24 +39,24 @@ _Fields: TypeAlias = dict[bytes, list[bytes]]
 
 
 class ErrorCode(enum.StrEnum):
-    """What `x-amzn-errortype` says of a refused signature. SageMaker has no names of its own for it: these are those of
-    every AWS service that speaks REST with JSON."""
+    """The value of `x-amzn-errortype` for a refused signature. SageMaker has no names for these errors; the names are those
+    of every AWS service with REST and JSON."""
 
     MISSING_TOKEN = "MissingAuthenticationTokenException"
     """There is no Authorization header."""
     INCOMPLETE_SIGNATURE = "IncompleteSignatureException"
-    """The Authorization header or the date cannot be read."""
+    """The Authorization header or the date cannot be parsed."""
     UNRECOGNIZED_CLIENT = "UnrecognizedClientException"
-    """Nobody has that access key id."""
+    """The access key id is unknown."""
     INVALID_SIGNATURE = "InvalidSignatureException"
-    """Everything else: scope, clock, headers that must be signed, payload hash, signature. SDKs that find their clock
-    wrong look at this name, and at the `date` header of the answer."""
+    """Everything else: scope, clock, headers that must be signed, payload hash, signature. SDKs correct their clock when
+    they see this name, by the `date` header of the answer."""
 
 
 @final
 class SigV4Error(ProtocolError):
-    """A request or an event that is not signed as it should be. The text is for the client: what to change. It never
-    holds a secret, a signature or the Authorization header."""
+    """A request or an event that is not signed correctly. The text tells the client what to change. It never holds a secret,
+    a signature or the Authorization header."""
 
     # MissingAuthenticationTokenException of the SageMaker runtime is a 403. AWS's lists of common errors have
     # IncompleteSignature with 400 for query services and with 403 for services that speak REST with JSON.
@@ -90,13 +90,13 @@ def _shown(value: bytes | str) -> str:
 # ---- dates
 
 _ISO_BASIC = re.compile(rb"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z")
-# The second is what Python's email.utils.formatdate, and so botocore, writes for UTC.
+# Python's email.utils.formatdate, and so botocore, writes the second form for UTC.
 _IMF_FIXDATE = re.compile(rb"[A-Z][a-z]{2}, (\d\d) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) (?:GMT|-0000)")
 _MONTHS = {name: at for at, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 
 
 def timestamp(seconds: int) -> str:
-    """The time that many seconds after 1970-01-01T00:00Z, as SigV4 writes it: 20261120T085902Z."""
+    """The time `seconds` after 1970-01-01T00:00Z in SigV4's form: 20261120T085902Z."""
     day, second = divmod(seconds, 86400)
     # Days to a Gregorian date, in eras of 400 years that begin on the 1st of March.
     era, of_era = divmod(day + 719468, 146097)
@@ -112,7 +112,7 @@ def timestamp(seconds: int) -> str:
 
 
 def _seconds(value: bytes) -> int | None:
-    """The seconds since 1970 of an ISO 8601 basic or an HTTP date; None if it is neither, or no date that exists."""
+    """The seconds since 1970 of an ISO 8601 basic or an HTTP date; None if it is neither, or if the date does not exist."""
     if (found := _ISO_BASIC.fullmatch(value)) is not None:
         year, month, day, hour, minute, second = map(int, found.groups())
     elif (found := _IMF_FIXDATE.fullmatch(value)) is not None:
@@ -146,9 +146,9 @@ def _check_skew(name: str, seconds: float, now: float, limit: float) -> None:
 
 
 def canonical_path(path: bytes) -> str:
-    """A path as it is on the wire, as SigV4 signs it for every service but S3: without dot segments and doubled slashes,
-    and percent-encoded once more, so that `%20` becomes `%2520`. (botocore, aws-sdk-signers, awscrt and the JavaScript
-    signer agree on this.)"""
+    """A path from the wire as SigV4 signs it for every service but S3: without dot segments and doubled slashes, and
+    percent-encoded once more, so that `%20` becomes `%2520`. (botocore, aws-sdk-signers, awscrt and the JavaScript signer
+    agree on this.)"""
     kept: list[bytes] = []
     for segment in path.split(b"/"):
         match segment:
@@ -163,9 +163,9 @@ def canonical_path(path: bytes) -> str:
 
 
 def canonical_query(query: bytes) -> str:
-    """A query without its `?`, as SigV4 signs it: each name and value encoded in one way only, pairs sorted by name,
-    then by value, a `=` after a name that has none. `+` is a plus, as awscrt has it; other signers, and AWS's test suite of
-    2011, take it for a space. SDKs send `%2B` and `%20`, which all of them sign alike."""
+    """A query without its `?` as SigV4 signs it: each name and value in one canonical encoding, pairs sorted by name and
+    then by value, and a `=` after a name without one. `+` is a plus, as in awscrt; other signers, and AWS's test suite of
+    2011, read it as a space. SDKs send `%2B` and `%20`, which all signers treat alike."""
     pairs = [pair.partition(b"=") for pair in query.split(b"&") if pair]
     return "&".join(f"{name}={value}" for name, value in sorted((_recode(name), _recode(value)) for name, _, value in pairs))
 
@@ -182,7 +182,7 @@ def _fields(headers: Headers) -> _Fields:
 
 
 def _canonical_head(request: Head, fields: _Fields, names: Sequence[bytes]) -> bytes:
-    """The canonical request up to the payload hash, which is all that follows. `fields` has each of `names`."""
+    """The canonical request up to the payload hash, its last part. `fields` must have each of `names`."""
     path, _, query = request.target.partition(b"?")
     return b"\n".join(
         (
@@ -198,7 +198,7 @@ def _canonical_head(request: Head, fields: _Fields, names: Sequence[bytes]) -> b
 
 
 class _Scope(NamedTuple):
-    """What a signing key is good for."""
+    """The scope in which a signing key is valid."""
 
     date: str
     region: str
@@ -224,7 +224,7 @@ def _sign(key: bytes, date: str, scope: _Scope, canonical: bytes) -> bytes:
 
 
 class _Chain:
-    """What signer and verifier of events share: the signature before, and what is the same for a whole second."""
+    """The common part of signer and verifier of events: the previous signature, and values that hold for a whole second."""
 
     __slots__ = ("_key", "_key_of", "_prefix", "_previous", "_region", "_second", "_service")
 
@@ -236,7 +236,7 @@ class _Chain:
         self._key = self._prefix = b""
 
     def next(self, date_ms: int, payload: Buffer) -> bytes:
-        """The signature of the event that comes next. Nothing changes until `_previous` is set to its hex."""
+        """The signature of the next event. Nothing changes until `advance` is called with it."""
         second = date_ms // 1000
         if second != self._second:
             self._turn(second)
@@ -260,7 +260,7 @@ class _Chain:
 
 
 class Payload(enum.Enum):
-    """What of a request is still to be verified once its head is."""
+    """The part of a request that must still be verified after its head."""
 
     HASH = enum.auto()
     """The body: hash it and call `verify_body`. Until then the request must have no effect."""
@@ -322,7 +322,8 @@ def _parse_names(text: str) -> tuple[bytes, ...]:
 
 
 def _check_signed(fields: _Fields, names: Iterable[bytes], date_name: bytes) -> None:
-    """Every name that is signed is there, and what AWS demands is signed: host, the date and each x-amz-* header."""
+    """Checks that every signed name is there, and that the names required by AWS are signed: host, the date, every
+    x-amz-*."""
     for name in names:
         if name not in fields:
             raise _invalid(f"SignedHeaders names {_shown(name)}, a header that the request does not have")
@@ -343,14 +344,14 @@ def _single(fields: _Fields, name: bytes) -> bytes | None:
 @final
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """A signature, and what it must sign once the payload hash is known."""
+    """A signature, and the text that it must sign once the payload hash is known."""
 
     signature: bytes
     key: bytes = field(repr=False)
     date: str
     scope: _Scope
     heads: tuple[bytes, ...]
-    """The canonical request without its hash, in each form that counts as this request."""
+    """The canonical request without its hash, in each form that is accepted for this request."""
 
     def check(self, payload_hash: bytes) -> None:
         for head in self.heads:
@@ -364,9 +365,9 @@ class _Proof:
 class Verifier:
     """Verifies requests against a fixed set of keys: `keys` maps access key ids to secrets.
 
-    `region` is the one that requests must be signed for, any if empty. `skew` is how many seconds a date may be before
-    or after `now`, of the head and of each event. With `allow_unsigned_payload` a client may leave its body unsigned.
-    An instance may be shared by any number of requests: it keeps nothing but derived keys, at most 64.
+    `region` is the one that requests must be signed for; if it is empty, any is accepted. `skew` is how many seconds a date,
+    of the head or of an event, may be before or after `now`. With `allow_unsigned_payload` a client may leave its body
+    unsigned. Any number of requests may share an instance: it keeps only derived keys, at most 64.
     """
 
     __slots__ = ("_allow_unsigned", "_derived", "_keys", "_region", "_service", "_skew")
@@ -388,18 +389,18 @@ class Verifier:
         self._derived: dict[tuple[str, _Scope], bytes] = {}
 
     def verify_head(self, request: Head, *, now: float, streaming: bool = False) -> VerifiedHead:
-        """Checks all that the head alone decides; `now` is in seconds since 1970. SigV4Error if anything is wrong.
+        """Checks everything that the head alone decides. `now` is in seconds since 1970. SigV4Error if anything is wrong.
 
-        `streaming` says that the operation's body is an event stream: then it must be signed message by message, else
-        as a whole. A body whose hash the head declares is bound to the signature here already, and one whose hash it
-        does not declare with `VerifiedHead.verify_body` only. A header that is neither host, date nor x-amz-* may
-        be left unsigned, as AWS has it: such a header is not to be trusted more than its sender.
+        `streaming` is True if the operation's body is an event stream: it must then be signed message by message, otherwise
+        as a whole. If the head declares the body's hash, its signature is checked here; if not, in
+        `VerifiedHead.verify_body`. A header other than host, date and x-amz-* may be unsigned, as at AWS: do not trust it
+        more than its sender.
 
-        x-amz-security-token is signed like every x-amz-* header and otherwise ignored: the keys are static.
-        Nothing here bounds the head: time and memory grow with its size, which the wire limits.
+        x-amz-security-token is signed like every x-amz-* header and otherwise ignored: the keys are static. The head is not
+        bounded here: time and memory grow with its size, which the wire limits.
         """
         fields = _fields(request.headers)
-        fields[b"host"] = [request.authority]  # a Host field of an HTTP/2 head says the same, or the head is refused
+        fields[b"host"] = [request.authority]  # a Host field of an HTTP/2 head has the same value, or the head is refused
         authorization = _single(fields, _AUTHORIZATION)
         if authorization is None:
             raise SigV4Error(
@@ -440,7 +441,7 @@ class Verifier:
             raise _invalid(f"Credential should be scoped to a valid region: '{self._region}', not {_shown(scope.region)}")
 
     def _payload(self, declared: bytes | None, streaming: bool) -> tuple[Payload, bytes]:
-        """What is left to verify, and the payload hash as declared, empty if it is not."""
+        """The part that is left to verify, and the declared payload hash, or empty."""
         if declared is None and not streaming:
             return Payload.HASH, b""
         value = (declared or b"").decode("latin-1")
@@ -456,8 +457,8 @@ class Verifier:
 
     def _heads(self, request: Head, fields: _Fields, names: Sequence[bytes]) -> Iterable[bytes]:
         yield _canonical_head(request, fields, names)
-        # AWS signers leave a scheme's own port out of the host they sign, some clients send it all the same. Behind a
-        # proxy that ends TLS the scheme here is not the client's, so either port will do.
+        # AWS signers leave a scheme's default port out of the host that they sign, but some clients send it. Behind a proxy
+        # that terminates TLS, the scheme here is not the client's, so either default port is accepted.
         host, colon, port = request.authority.rpartition(b":")
         if colon and port in (b"80", b"443"):
             yield _canonical_head(request, fields | {b"host": [host]}, names)
@@ -471,7 +472,7 @@ class Verifier:
                     ErrorCode.UNRECOGNIZED_CLIENT,
                     f"The security token included in the request is invalid: no access key {_shown(access_key_id)} here",
                 )
-            if len(self._derived) >= 64:  # a client chooses the region if we do not
+            if len(self._derived) >= 64:  # if we do not fix the region, a client chooses it
                 self._derived.clear()
             key = self._derived[access_key_id, scope] = _signing_key(secret, scope)
         return key
@@ -479,8 +480,8 @@ class Verifier:
 
 @final
 class VerifiedHead:
-    """A request whose head is verified. `access_key_id` and `region` say who signed it, and for where; `payload` says
-    what is still to be done."""
+    """A request whose head is verified. `access_key_id` and `region` are those of the signature. `payload` tells which
+    checks are left."""
 
     __slots__ = ("_declared", "_proof", "_verifier", "access_key_id", "payload", "region")
 
@@ -493,8 +494,8 @@ class VerifiedHead:
         self._proof = proof
 
     def verify_body(self, digest: bytes) -> None:
-        """For Payload.HASH: `digest` is the SHA-256 of the whole body, 32 bytes. SigV4Error if that is not the body
-        that was signed. LocalProtocolError for a payload of another kind."""
+        """For Payload.HASH: checks the SHA-256 of the whole body, 32 bytes. SigV4Error if another body was signed.
+        LocalProtocolError for a payload of another kind."""
         if self.payload is not Payload.HASH:
             raise LocalProtocolError(f"the payload is {self.payload.name}, there is no hash of the body to verify")
         if not self._declared:
@@ -514,7 +515,7 @@ class VerifiedHead:
 
 @final
 class EventVerifier:
-    """Verifies the messages of one event stream, in their order; each signature covers the one before."""
+    """Verifies the messages of one event stream in order. Each signature covers the one before."""
 
     __slots__ = ("_chain", "_skew")
 
@@ -524,10 +525,10 @@ class EventVerifier:
 
     def verify(self, date_ms: int, signature: bytes, payload: Buffer, *, now: float) -> None:
         """Checks the next message: its `:date` (milliseconds since 1970), the bytes of its `:chunk-signature` and its
-        payload, which is the encoded event inside, or empty at the end of the stream. `now` is in seconds since 1970.
+        payload. The payload is the encoded event inside, or empty at the end of the stream. `now` is in seconds since 1970.
 
-        SigV4Error if it is changed, out of its place or too old: the stream must not go on then.
-        Hashing a payload takes about a millisecond a MiB, in the calling thread.
+        SigV4Error if the message is changed, out of order or too old: the stream must end then. Hashing a payload takes
+        about 1 ms for each MiB, in the calling thread.
         """
         if len(signature) != 32:
             raise _invalid(f":chunk-signature must have 32 bytes, got {len(signature)}")
@@ -543,7 +544,7 @@ class EventVerifier:
 
 # ---- signing
 
-# Changed or added on the way, so AWS signers leave them out.
+# Proxies change or add these, so AWS signers leave them out.
 _NOT_SIGNED = frozenset(
     b"accept-encoding authorization connection expect keep-alive proxy-authenticate proxy-authorization te trailer "
     b"transfer-encoding upgrade user-agent x-amzn-trace-id".split()
@@ -553,7 +554,7 @@ _NOT_SIGNED = frozenset(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who signs, and for which region and service. `session_token` is empty for a static key."""
+    """The key of a signer, and the region and service it signs for. `session_token` is empty for a static key."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -568,12 +569,12 @@ def payload_hash(body: Buffer = b"") -> str:
 
 
 def sign_request(request: Head, credentials: Credentials, *, now: float, payload: str, declare: bool = True) -> SignedHead:
-    """Signs a head that is ready to go but for the headers that this gives back, to be added to its own.
+    """Signs a complete head. Returns the headers that must be added to it.
 
-    `payload` is a `payload_hash`, STREAMING_EVENTS or UNSIGNED_PAYLOAD. `declare` also sends it as
-    x-amz-content-sha256, so that the server can refuse before it has the body; STREAMING_EVENTS and UNSIGNED_PAYLOAD
-    need it. Headers that a proxy may change, and those that are added afterwards, are not signed. LocalProtocolError
-    if there is no authority, or if a header is there already that signing adds.
+    `payload` is a `payload_hash`, STREAMING_EVENTS or UNSIGNED_PAYLOAD. With `declare` it is also sent as
+    x-amz-content-sha256, so that the server can refuse before it has the body; STREAMING_EVENTS and UNSIGNED_PAYLOAD require
+    that. Headers that a proxy may change are not signed, nor are headers that are added later. LocalProtocolError if there
+    is no authority, or if the head already has a header that signing adds.
     """
     if not declare and payload in (STREAMING_EVENTS, UNSIGNED_PAYLOAD):
         raise LocalProtocolError(f"{payload} must be declared, a server takes the body's own hash otherwise")
@@ -609,8 +610,8 @@ def sign_request(request: Head, credentials: Credentials, *, now: float, payload
 @final
 @dataclass(frozen=True, slots=True)
 class SignedHead:
-    """What signing a head gives: the `headers` to add to it, and the signer of its `events`, from the first, where it
-    was signed with STREAMING_EVENTS."""
+    """The result of signing a head: the `headers` to add to it, and the signer of its `events`, from the first, if it was
+    signed with STREAMING_EVENTS."""
 
     headers: Headers
     events: EventSigner | None
@@ -626,8 +627,8 @@ class EventSigner:
         self._chain = chain
 
     def sign(self, date_ms: int, payload: Buffer) -> bytes:
-        """The 32 bytes of `:chunk-signature` for the next message: `date_ms` goes into its `:date`, `payload` is the
-        encoded event, or empty for the message that ends the stream."""
+        """The 32 bytes of `:chunk-signature` for the next message. `date_ms` is for its `:date`. `payload` is the encoded
+        event, or empty for the message that ends the stream."""
         signature = self._chain.next(date_ms, payload)
         self._chain.advance(signature)
         return signature

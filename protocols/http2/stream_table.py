@@ -1,4 +1,4 @@
-"""The streams of an HTTP/2 connection, from their first frame until they are forgotten: open, lingering, read to the end."""
+"""The streams of an HTTP/2 connection, from their first frame until they are forgotten."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from protocols.http2.windows import FIRST_CONNECTION_WINDOW, FLOOR, Ledger, Rece
 from protocols.roles import Role
 
 LOOKS = 30
-"""How many calls of `tick` a stream may outlast its answer at most."""
+"""The most calls of `tick` that a stream may linger after its answer."""
 
 
 class StreamTable:
-    """The streams that are not forgotten, and the credit, the order to write in and the end of each."""
+    """The streams that are not forgotten: their credit, the order in which they write, and how each ends."""
 
     def __init__(self, role: Role, limits: HTTP2Limits, library: LibraryPath, budget: Budget | None, now: float) -> None:
         self.role = role
         self.limits = limits
         self.now = now
-        """The time of what is received and done, in seconds on the driver's clock: he says it with what he receives, and
-        about once a second. The machine has no clock, it compares what it was told."""
+        """The time in seconds on the driver's clock. The driver sets it with each input and about once a second. The machine
+        has no clock and only compares these times."""
         self.counters = FloodCounters()
         self._client = role is Role.CLIENT
         self._h2 = library
@@ -40,10 +40,10 @@ class StreamTable:
         self._open = 0
         self._reset_by_us: OrderedDict[int, float] = OrderedDict()
         self.pinged_at: float | None = None
-        """When the last whole PING without ACK came; None before."""
+        """The time of the last complete PING without ACK; None before the first."""
         self._settings_due, self._pings_due = 1, 0  # acknowledgements that the peer owes
-        self._block_at = now  # a header block that is open began
-        self._granted_to_us = 0  # bytes of the connection's window, beside those that it began with
+        self._block_at = now  # the time when the open header block began
+        self._granted_to_us = 0  # bytes of the connection's send window beyond the initial ones
         self._events: deque[Event] = deque()
         self._error: RemoteProtocolError | None = None
         self._closed = False
@@ -56,39 +56,39 @@ class StreamTable:
         self._landing: Stream | None = None  # the last stream whose payload had a place
 
     def is_open(self, stream: int) -> bool:
-        """Whether the stream is neither reset nor complete in both directions, nor lingering: a Reset may be sent, and
-        until our own End also the rest."""
+        """True if the stream is not reset, not complete in both directions, and not lingering. It may be reset then and,
+        until our own End, be written to."""
         found = self._streams.get(stream)
         return found is not None and found.open
 
     @property
     def open_streams(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return self._open
 
     @property
     def lingering(self) -> int:
-        """How many streams of peers that have their whole answer and may still send are to be looked at by `tick`."""
+        """The number of streams that have their whole answer but whose peer may still send: `tick` must be called."""
         return len(self._lingering)
 
     @property
     def unconsumed(self) -> int:
-        """Bytes given out in Data events, or about to be, for which no credit came yet."""
+        """The bytes in Data events, given out or pending, that have not been credited."""
         return self._windows.unread
 
     def windows(self) -> dict[int, Ledger]:
-        """The receive windows of all streams that are not forgotten, and the connection's under 0, each beside h2's own
-        count: `ledger.available == ledger.library` always."""
+        """The receive windows of all streams that are not forgotten, and the connection's as number 0. For each,
+        `ledger.available == ledger.library` must hold."""
         ledgers = {0: self._windows.ledger(None, self._h2.inbound_flow_control_window)}
         for stream in self._streams.values():
             ledgers[stream.id] = self._windows.ledger(stream.window, stream.library.inbound_flow_control_window)
         return ledgers
 
-    # What is counted.
+    # Flood counts.
 
     def flood_counters(self, completed: int) -> FloodCounters:
-        """What a `FloodPolicy` is asked about, with what need not be counted as it comes. `completed`: exchanges that ended
-        complete so far, which the driver knows."""
+        """The counters for a `FloodPolicy`, with the derived ones filled in. `completed` is the number of exchanges that
+        ended complete, which the driver knows."""
         counters, windows = self.counters, self._windows
         counters.completed = completed
         counters.payload_in = FIRST_CONNECTION_WINDOW + windows.returned - self._h2.inbound_flow_control_window
@@ -111,19 +111,19 @@ class StreamTable:
             case Kind.WINDOW_UPDATE:
                 counters.window_updates += 1
             case Kind.RST_STREAM:
-                pass  # counted where it is known what it resets
+                pass  # counted later, once its target is known
             case Kind.PUSH_PROMISE:
                 self._block_at = self.now
             case _:
                 self._count_priority()
 
     def _count_meaningless(self, frame: HTTP2Frame, *, whole: bool) -> None:
-        """Nothing has happened by the frame: one of a stream that is over, or of a header block that is not `whole`."""
+        """Counts a frame that had no effect: it was for a stream that is over, or for a header block that is not `whole`."""
         if frame.kind == Kind.RST_STREAM:
             if not self._under_way(frame.stream):
                 self._count_priority()
             elif frame.stream in self._reset_by_us:
-                self._reset_by_us[frame.stream] = -LATE  # they say it once
+                self._reset_by_us[frame.stream] = -LATE  # the peer sends it only once
         elif frame.kind in (Kind.HEADERS, Kind.CONTINUATION) and whole:
             self._count_reset()  # h2 answers it with RST_STREAM
 
@@ -140,7 +140,7 @@ class StreamTable:
         self.counters.total += 1 + nbytes // BYTES
 
     def _count_empty(self, stream: Stream) -> None:
-        """DATA without payload came on it, which does not end it."""
+        """Counts a DATA frame without payload that does not end its stream."""
         counters = self.counters
         counters.empty_data += 1
         counters.total += 1
@@ -152,14 +152,14 @@ class StreamTable:
             counters.empty_row = stream.empty_row
 
     def _under_way(self, stream: int) -> bool:
-        """Whether a frame of a stream that is over may have been sent before our own reset of it came there."""
+        """True if the peer may have sent a frame of a stream that is over before it got our reset."""
         return self.now - self._reset_by_us.get(stream, -LATE) < LATE
 
     # Credit.
 
     def credit(self, stream: int, n: int) -> None:
-        """The consumer took n bytes of the stream, which may be long over. More than it was given, or after `drop`, is a
-        LocalProtocolError."""
+        """Counts n bytes as taken by the consumer; the stream may be long over. LocalProtocolError for more than it was
+        given, and after `drop`."""
         found = self._streams.get(stream)
         if found is None or not 0 < n <= found.window.unread:
             unread = 0 if found is None else found.window.unread
@@ -171,10 +171,10 @@ class StreamTable:
             self._settle(found)
 
     def land(self, stream: int, buffer: memoryview) -> bool:
-        """The rest of the stream's payload is copied into `buffer`, which is writable and of bytes: its Data are views of
-        that, each behind the one before, and several frames may be one. A frame that it has no room for, and
-        what follows it, come as without it. The machine forgets the buffer when it is full, by `drop`, and with the
-        stream. False, and nothing done, where nothing is to come."""
+        """Makes the rest of the stream's payload land in `buffer`, which must be writable bytes. Its Data events are then
+        views of the buffer, each behind the one before, and one may cover several frames. A frame that does not fit, and all
+        that follow it, come as usual. The machine releases the buffer when it is full, at `drop`, and with the stream.
+        False, and nothing done, if no more payload can come."""
         found = self._streams.get(stream)
         if found is None or not found.receiving or found.dropped:
             return False
@@ -184,12 +184,13 @@ class StreamTable:
 
     @property
     def lands(self) -> bool:
-        """Whether what comes next is, by what came last, payload that has a place: more of it may be received at once."""
+        """True if the next input is probably payload with a place, judging by the last: more may be received at once."""
         return self._landing is not None and self._landing.place is not None
 
     def drop(self, stream: int) -> int:
-        """Nobody will read the stream any more: what is unread is credited (the answer says how many bytes), and what
-        still comes is credited as it comes. Our own direction is not concerned. Any number of times, for any stream."""
+        """Discards the stream's input from now on. Unread bytes are credited, and their number returned; later bytes are
+        credited as they come. The sending direction is not affected. It may be called any number of times, for any
+        stream."""
         found = self._streams.get(stream)
         if found is None:
             return 0
@@ -203,18 +204,18 @@ class StreamTable:
         return unread
 
     def reserved(self, stream: int) -> int:
-        """Bytes of the budget that the stream has reserved."""
+        """The bytes of the budget that the stream has reserved."""
         found = self._streams.get(stream)
         return 0 if found is None else found.window.reserved
 
     def charge(self, stream: int, budget: Budget) -> int:
-        """What the stream reserves from now on is that budget's. Says how much is reserved already, which the caller hands
-        over from the one to the other."""
+        """Makes the stream reserve from another budget from now on. Returns the bytes that are already reserved; the caller
+        must transfer those itself."""
         found = self._streams.get(stream)
         return 0 if found is None else self._windows.charge(found.window, budget)
 
     def trim(self) -> None:
-        """To be called about once a second: gives back what streams have reserved ahead of what may still come."""
+        """Gives back memory that streams have reserved ahead of their input. Call it about once a second."""
         for stream in self._streams.values():
             self._windows.trim(stream.window)
 
@@ -234,17 +235,18 @@ class StreamTable:
             self._control.put(self._h2.grant(increment))
 
     def _adjust_windows(self, delta: int) -> None:
-        """The peer has acknowledged another initial window."""
+        """Changes all windows, because the peer has acknowledged another initial window."""
         known = [found for stream, found in self._streams.items() if stream in self._h2.streams]
         for found in known:
             self._windows.adjust(found.window, delta)
         for found in known:
-            if found.window.owed:  # a quarter of what it was may be all of what it is, and the peer waits for it
+            # the owed quarter of the old window may be all of the new one, and the peer would wait for it
+            if found.window.owed:
                 self._return_credit(found, grow=False)
         if self._streams:
             self._return_connection_credit()
 
-    # From the first frame to the last.
+    # The life of a stream.
 
     def _adopt(self, stream: int, library: H2Stream, window: Window) -> Stream:
         found = self._streams[stream] = Stream(stream, library, window, self._h2.inbound(library))
@@ -256,14 +258,14 @@ class StreamTable:
         return found
 
     def _arm(self, stream: Stream) -> None:
-        """Puts the stream at the end of the ring if it may write, else out of it."""
+        """Puts the stream at the end of the ring if it may write, else takes it out."""
         if not stream.queue.nbytes or stream.library.outbound_flow_control_window <= 0:
             self._ring.pop(stream.id, None)
         elif stream.id not in self._ring:
             self._ring[stream.id] = stream
 
     def _stream_error(self, stream: int, code: int) -> None:
-        """The peer broke one stream. If that was with its END_STREAM after ours, there is nothing left to reset."""
+        """Ends a stream that the peer broke. If that was with its END_STREAM after ours, nothing is left to reset."""
         self._count_reset()
         self._reset_in_library(stream, code)
         found = self._streams.get(stream)
@@ -285,7 +287,7 @@ class StreamTable:
             self._reset_by_us.popitem(last=False)
 
     def _lose(self, stream: Stream) -> None:
-        """The stream is reset, by whomever: nothing of it will be sent or received, only its unread bytes remain."""
+        """Marks the stream as reset, by either side: nothing of it is sent or received, only its unread bytes remain."""
         stream.reset = True
         stream.receiving, stream.place = False, None
         self._queued -= stream.queue.discard()
@@ -293,7 +295,7 @@ class StreamTable:
         self._settle(stream)
 
     def _settle(self, stream: Stream) -> None:
-        """Counts a stream out when it is not open any more, and forgets it when it is read to the end."""
+        """Stops counting a stream that is not open any more, and forgets it once it is read to its end."""
         if not stream.reset and (stream.receiving or not stream.finished):
             return
         if stream.counted:
@@ -306,8 +308,8 @@ class StreamTable:
             self._windows.forget(stream.window)
 
     def _lose_above(self, last: int) -> None:
-        """The peer never acted on our streams above this one (RFC 9113 section 6.8). It must not hear of them either: to it
-        they are idle."""
+        """Ends our streams above `last`, which the peer never handled (RFC 9113 section 6.8). No frame is sent for them: to
+        the peer they are idle."""
         for found in [found for found in self._streams.values() if found.open and found.id > last]:
             self._h2.reset(found.id, Code.REFUSED_STREAM)
             self._remember_reset(found.id)
@@ -321,8 +323,8 @@ class StreamTable:
     # Lingering.
 
     def tick(self) -> bool:
-        """To be called about once a second while streams are `lingering`: resets those on which nothing has come since the
-        last call, or that have outlasted LOOKS of them. Says whether there were any."""
+        """Resets lingering streams on which nothing has come since the last call, and those that have outlasted LOOKS calls.
+        Call it about once a second while `lingering` is not 0. True if it reset any."""
         over = []
         for stream in self._lingering.values():
             quiet = stream.looks and stream.swallowed == stream.swallowed_before
@@ -335,7 +337,7 @@ class StreamTable:
         return bool(over)
 
     def _receive_end(self, stream: Stream, trailers: Headers) -> None:
-        """The peer's END_STREAM has come."""
+        """Handles the peer's END_STREAM."""
         stream.receiving = False
         if stream.window.base > FLOOR:
             self._windows.shrink(stream.window)
@@ -345,7 +347,7 @@ class StreamTable:
             self._settle(stream)
 
     def _finished(self, stream: Stream) -> None:
-        """Our END_STREAM is out of the queue."""
+        """Handles our END_STREAM having left the queue."""
         stream.finished = True
         if not stream.receiving:
             self._settle(stream)
@@ -355,7 +357,7 @@ class StreamTable:
             self._answered.add(stream.id)
 
     def _linger(self, written: list[int]) -> None:
-        """Of these streams the last byte of ours is written: from now on those that linger may be reset."""
+        """Makes the lingering streams among these resettable, because the last byte of their answers is written."""
         for number in self._answered.intersection(written):
             self._answered.discard(number)
             stream = self._streams.get(number)
@@ -366,8 +368,8 @@ class StreamTable:
         self._make_place(1)
 
     def _make_place(self, keep: int) -> None:
-        """Resets the streams that have lingered longest while they, which count against MAX_CONCURRENT_STREAMS (section
-        5.1.2), have more than half of what the open ones leave: so they are in no new stream's way."""
+        """Resets the streams that have lingered longest. They count against MAX_CONCURRENT_STREAMS (section 5.1.2), so they
+        may have at most half of what the open streams leave, and no new stream is kept out."""
         while len(self._lingering) > max(keep, (self.limits.streams - self._open) // 2):
             self._reset_lingering(next(iter(self._lingering.values())))
 
@@ -376,14 +378,14 @@ class StreamTable:
         self._remember_reset(stream.id)
         self._lose(stream)
 
-    # What h2 says, and whether anything still counts.
+    # The output of h2, and the end.
 
     @property
     def _over(self) -> bool:
         return self._error is not None or self._closed
 
     def _drain(self, ends: int = 0) -> None:
-        """To be called after everything that h2 is told: a GOAWAY would clear what it holds."""
+        """Queues the output of h2. Call it after everything that h2 is told: a GOAWAY would clear what h2 holds."""
         frames = self._h2.data_to_send()
         if frames:
             self._control.put(frames, ends)

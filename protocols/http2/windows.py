@@ -68,10 +68,10 @@ class ReceiveWindows:
     time its consumer has taken everything: then it limited the peer. It grows up to `maximum`, or LANDING times that for a
     landing stream. A stream's credit is given back once a quarter of its window is owed.
 
-    The connection's window is the sum of its streams' windows plus one `initial`. Whatever some streams leave unread, each
-    other stream can then use its whole window, and a new stream need not wait. It owes at most a quarter of `initial`. If it
-    owed a quarter of *itself*, a thousand streams could together withhold more than one whole stream's window, and that
-    stream would wait forever. Granted credit cannot be taken back. When streams leave, the window therefore shrinks by
+    The connection's window is the sum of its streams' windows plus one `initial`. Even if some streams leave input unread,
+    each other stream can then use its whole window, and a new stream need not wait. It owes at most a quarter of `initial`.
+    If it owed a quarter of *itself*, a thousand streams could together withhold more than one whole stream's window, and
+    that stream would wait forever. Granted credit cannot be taken back. When streams leave, the window therefore shrinks by
     withheld credit, but keeps one `initial`: a stream that replaces another needs no new credit.
     """
 

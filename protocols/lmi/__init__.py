@@ -1,4 +1,4 @@
-"""The LMI text-generation schema: requests in, answers out as json, jsonlines or SSE. Its public names, together."""
+"""The LMI text-generation schema: requests, and answers as json, jsonlines or SSE: all public names."""
 
 from protocols.lmi.dynamic_batch import (
     DynamicEncoder,

@@ -1,4 +1,4 @@
-"""OpenAI's API for chat completions and completions, as its clients call it. Its public names, together."""
+"""OpenAI's API for chat completions and completions, as its clients call it: all public names."""
 
 from protocols.openai.errors import OpenAIError
 from protocols.openai.request import ChatRequest, CompletionRequest, Message, Role, model_of, parse_chat, parse_completion

@@ -1,4 +1,4 @@
-"""What can go wrong with a request of OpenAI's API, and the error object that says so."""
+"""The errors of OpenAI's API, and their error objects."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final, final
 
 from protocols.lmi.errors import json_string
 
-# OpenAI's clients choose their exception by the status alone; `type` and `code` are for those who read the object.
-# 429 and 503 say what happened here (no room), which is not a client's rate.
+# OpenAI's clients choose their exception by the status alone; `type` and `code` are for people and programs that read the
+# object. 429 and 503 mean that the gateway has no room, and not a client's rate.
 _KINDS: Final[Mapping[int, tuple[str, str | None]]] = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", None),
@@ -26,8 +26,8 @@ _KINDS: Final[Mapping[int, tuple[str, str | None]]] = {
 
 @final
 class OpenAIError(Exception):
-    """A request that cannot be served. `status` is the answer's where no head is sent yet, `param` the member of the
-    request that is to blame."""
+    """A request that cannot be served. `status` is that of the answer if no head is sent yet. `param` is the member of the
+    request that is at fault."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class OpenAIError(Exception):
 
     @classmethod
     def of_status(cls, status: int, message: str, *, param: str | None = None) -> OpenAIError:
-        """The error that an HTTP status stands for: a `server_error` from 500 on, else an `invalid_request_error`,
-        unless the API has a name of its own for it. The code of a 404 says that the model was not found."""
+        """The error for an HTTP status. If the API has no name for the status, it is a `server_error` from 500 on, and an
+        `invalid_request_error` below. The code of a 404 tells that the model was not found."""
         otherwise = ("server_error" if status >= 500 else "invalid_request_error", None)
         type, code = _KINDS.get(status, otherwise)
         return cls(message, status, type, param, code)

@@ -1,4 +1,4 @@
-"""WebSocket, either role."""
+"""The WebSocket machine, in either role."""
 
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
 

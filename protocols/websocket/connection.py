@@ -1,8 +1,8 @@
-"""The WebSocket machine: data frames byte for byte, everything else by wsproto (RFC 6455).
+"""The WebSocket machine: data frames byte for byte, everything else through wsproto (RFC 6455).
 
-Two quick ways end here, behind the same calls. Data frames that are here whole, and about which no limit and no check of
-UTF-8 asks anything, come straight from the inbox: 2.2 us for one of 1 KiB, where the general way takes 3.1 and wsproto's
-frames 17.5. A server's one buffer is queued as it is: 1.0 us, against 2.8 for a payload in pieces and 4.2 by wsproto.
+It has two quick ways. Data frames that are whole, and that no limit and no check of UTF-8 concerns, come straight from the
+input: 2.2 us for one of 1 KiB, 3.1 us in the general way, and 17.5 us with wsproto's frames. A server's single buffer is
+queued as it is: 1.0 us, 2.8 us for a payload in pieces, and 4.2 us with wsproto.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ Received: TypeAlias = FrameEvent | ConnectionEnd | Signal
 class WebSocketConnection(FrameQueue):
     """One end of an open WebSocket, after the handshake and without extensions.
 
-    Feed it with `receive_data` (or `get_buffer` and `buffer_updated`) and `receive_eof`, pull with `next_event`; give
-    out what `data_to_send` holds and say `data_sent`. Frames are neither merged nor split nor looked into: each data
-    frame on the wire is one Frame, and control frames between the fragments of a message come in their place.
+    Pass input to `receive_data` (or `get_buffer` and `buffer_updated`) and `receive_eof`, and take events from `next_event`.
+    Write the buffers of `data_to_send` and confirm them with `data_sent`. Frames are not merged, split or inspected: each
+    data frame on the wire is one Frame. Control frames between the fragments of a message come in their place.
 
-    Each Ping is answered, in order, and Close is echoed by the machine; both are reported too. When the peer breaks the
-    protocol, `next_event` raises RemoteProtocolError with the close code as `wire_code`, then and at each later call; the
-    Close that says so is in the output, unless ours was there before.
+    The machine answers each Ping, in order, and echoes Close; both are reported too. If the peer breaks the protocol,
+    `next_event` raises RemoteProtocolError with the close code as `wire_code`, also at each later call. The Close with that
+    code is in the output, unless our own Close was sent before.
 
-    `mask` gives four unpredictable bytes for each frame that a client sends (RFC 6455 section 5.3); the client role
-    demands it. `allocate` is asked once for the memory of each frame of LARGE bytes or more, after the limits, and should
-    take no more than the address space: where it gives None, no such frame can be had, and the connection ends with code
-    1009. `pay` is asked for that memory in steps, as bytes arrive that need it; where it says False, with code 1013.
+    `mask` returns four unpredictable bytes for each frame that a client sends (RFC 6455 section 5.3); a client must have it.
+    `allocate` is called once for the memory of each frame of LARGE bytes or more, after the limits. It should take address
+    space alone. If it returns None, the connection ends with code 1009. `pay` is called to pay for that memory in steps, as
+    the bytes arrive. If it returns False, the connection ends with code 1013.
 
-    `payload_path=False` sends data frames, too, through wsproto (`WsprotoPath`): the same events, errors and bytes for many
-    times the cost; payloads are then queued by copy. So it is also where wsproto is not as the payload path needs it, of
-    which a warning tells.
+    With `payload_path=False`, data frames go through wsproto too (`WsprotoPath`): the same events, errors and bytes at many
+    times the cost, and with payloads copied into the queue. This is also the way if wsproto does not behave as the payload
+    path requires; a warning tells so.
     """
 
     __slots__ = (
@@ -109,8 +109,8 @@ class WebSocketConnection(FrameQueue):
         self.role = role
         self.limits = limits
         self.close_code: int | None = None
-        """The connection's close code as RFC 6455 section 7.1.5 has it: the one received, 1005 for a Close without one,
-        1006 when the end came without a Close or by a violation; None before all this."""
+        """The close code by RFC 6455 section 7.1.5: the received one; 1005 for a Close without a code; 1006 if the
+        connection ended without a Close or by a violation. None before."""
         self.close_received = False
         self.received = 0
         """Payload bytes given out in Frames."""
@@ -129,17 +129,17 @@ class WebSocketConnection(FrameQueue):
         self._error: RemoteProtocolError | None = None
         self._eof = False
 
-        # bytes as long as one read holds whole frames, a bytearray once another had to be added.
+        # A bytes object while one read holds whole frames; a bytearray once more had to be appended.
         self._inbox: bytes | bytearray = b""
         self._at = 0
         self._ready: Run = []
-        """Frames decoded ahead, as many as came together; their bytes are unread until they are given out."""
+        """Frames decoded ahead, because they came together. Their bytes are unread until they are given out."""
         self._read = read_masked if role is Role.SERVER else read_clear
         self._legal = OPENING
         plain = library is None and not limits.check_utf8 and limits.message is limits.fragments is None
         self._most = min(limits.part, LARGE - 1) if plain else -1
         self._straight = plain
-        """Data frames of at most `_most` bytes need no look at anything but the inbox."""
+        """True if data frames of at most `_most` bytes need no check beyond their bytes."""
         self._landing: Landing | None = None
         self._message = IncomingMessage(limits, library)
 
@@ -149,7 +149,7 @@ class WebSocketConnection(FrameQueue):
     # Receiving
 
     def receive_data(self, data: Buffer) -> None:
-        """Stores what was read. Bytes after the peer's Close or violation are dropped: nobody will look at them."""
+        """Stores input. Bytes after the peer's Close or violation are dropped, because nothing will read them."""
         inbox = self._inbox
         if self._straight and not inbox:
             self._inbox = bytes(data)
@@ -166,54 +166,54 @@ class WebSocketConnection(FrameQueue):
         inbox += data
 
     def close(self) -> None:
-        """The transport is gone: gives up what is held for it, in both directions, the memory of a frame under way
-        included."""
+        """Releases all that is held, in both directions and including the memory of an incomplete frame, because the
+        transport is gone."""
         self.receive_eof()
         self._landing = None
         self._consume(len(self._inbox))
         self._ready.clear()
         self._outbox.clear()
         self._rest.clear()
-        self._pay = _has_room  # who paid may know this machine, and is let go
+        self._pay = _has_room  # the callback may refer to this machine: a cycle
 
     def receive_eof(self) -> None:
-        """The peer closed its side of the transport. What came before is still to be pulled."""
+        """Tells that the peer closed its side of the transport. Earlier input must still be taken."""
         self._eof = True
         self._straight = False
 
     def get_buffer(self) -> memoryview | None:
-        """Where the next bytes from the transport belong, when they are the rest of a large frame and of nothing else;
-        then they need no `receive_data`. None at all other times."""
+        """The memory for the next bytes from the transport, if they can only be the rest of a large frame; they then need no
+        `receive_data`. None at all other times."""
         landing = self._landing
         if landing is None or landing.filled == landing.paid or self.unread or self._eof:
             return None
         return landing.rest
 
     def buffer_updated(self, n: int) -> None:
-        """The first n bytes of what `get_buffer` gave are filled. `next_event` is due, also where the frame is not whole."""
+        """Tells that the first n bytes of `get_buffer` are filled. Call `next_event` now, even if the frame is not whole."""
         if self._landing is None or (offered := self.get_buffer()) is None or not 0 <= n <= len(offered):
             raise LocalProtocolError(f"buffer_updated: {n} bytes that get_buffer did not offer")
         self._landing.advance(n)
 
     @property
     def unread(self) -> int:
-        """Bytes received that wait for `next_event`. A large frame under way is not among them: its memory is
-        paid for beside them, and it must be read to its end before it can be given out. Smaller frames are:
-        a bound on `unread` below LARGE and a header would never let one of them complete."""
+        """Received bytes that wait for `next_event`. An incomplete large frame does not count: its memory is paid for
+        separately, and it must be read to its end before it can be given out. Smaller incomplete frames count. A bound on
+        `unread` must therefore not be below LARGE and a header, or some frames could never complete."""
         return len(self._inbox) - self._at
 
     @property
     def under_way(self) -> int | None:
-        """Bytes that are here of a frame that is not whole, the header of a large one apart; None where none has begun. Once
-        `next_event` has said NEED_DATA."""
+        """The received bytes of an incomplete frame, without the header of a large one; None if no frame has begun. Valid
+        once `next_event` has returned NEED_DATA."""
         if self._landing is None:
             return self.unread or None
         return self._landing.filled + self.unread
 
     def next_event(self) -> Received:
-        """The next Frame, Ping, Pong or Close; NEED_DATA; or, when the transport has ended, ConnectionEnd again and
-        again. After Close only these two come. Raises RemoteProtocolError, again and again, once the peer has
-        broken the protocol or a limit."""
+        """The next Frame, Ping, Pong or Close; NEED_DATA; or, after the end of the transport, ConnectionEnd at each call.
+        After Close only the last two come. RemoteProtocolError, at each call, once the peer has broken the protocol or a
+        limit."""
         if self._ready:
             return self._next_ready()
         if self._straight:
@@ -246,14 +246,14 @@ class WebSocketConnection(FrameQueue):
         return frame
 
     def _count_unended(self, frame: Frame) -> None:
-        """A frame is given out that does not end its message."""
+        """Counts a frame that does not end its message."""
         n = len(frame.data)
         if n < TINY:
             counters = self.counters
             counters.total += 1
             if not n:
                 counters.hollow += 1
-            # whatever came between, a frame that ends a message too, has brought payload or begun another message
+            # Any frame in between, even one that ends a message, has brought payload or begun another message.
             again = frame.opcode is _CONTINUATION and self.received == counters.row_ends_at
             counters.row = counters.row + 1 if again else 1
             counters.row_ends_at = self.received + n
@@ -261,7 +261,8 @@ class WebSocketConnection(FrameQueue):
                 counters.longest_row = counters.row
 
     def flood_counters(self, frames: int) -> FrameCounters:
-        """What a `FloodPolicy` is asked about. `frames`: data frames that came and went so far, which the driver knows."""
+        """The counters for a `FloodPolicy`. `frames` is the number of data frames in both directions, which the driver
+        knows."""
         self.counters.frames = frames
         self.counters.payload = self.received
         return self.counters
@@ -352,7 +353,7 @@ class WebSocketConnection(FrameQueue):
         self._at = end
 
     def _next_control(self) -> Received:
-        """A control frame or, of a malformed header, more than wsproto needs to refuse it."""
+        """Reads a control frame. If the header is malformed, it takes enough bytes for wsproto to refuse it."""
         inbox, at = self._inbox, self._at
         end = at + 2 + (4 if inbox[at + 1] & MASKED else 0) + (inbox[at + 1] & 0x7F)
         event = self._control.read(bytes(inbox[at:end]))
@@ -390,9 +391,9 @@ class WebSocketConnection(FrameQueue):
         self.counters.total += 1
 
     def give_up(self, code: int, reason: str) -> None:
-        """Ends the connection for what its peer does, though it is not against the protocol: a Close goes behind the frame
-        that has begun to be written, the others that wait are dropped, and nothing more is read. From then on all is as
-        after a RemoteProtocolError."""
+        """Ends the connection over behaviour that the protocol allows. A Close follows the frame that is partly written,
+        other waiting frames are dropped, and nothing more is read. From then on the machine is as after a
+        RemoteProtocolError."""
         if self._error is None and not self.close_received:
             self.drop_waiting()
             self._ready.clear()
@@ -405,13 +406,13 @@ class WebSocketConnection(FrameQueue):
 
     @property
     def choked(self) -> bool:
-        """Whether more Pongs wait than `limits.pongs`: the peer makes us answer and does not read. Whoever reads the
-        transport stops until this is False again."""
+        """True if more than `limits.pongs` Pongs wait: the peer makes us answer and does not read. The driver must stop
+        reading from the transport until this is False again."""
         return len(self._pongs) > self.limits.pongs
 
     def credit(self, n: int) -> None:
-        """The consumer took n payload bytes. WebSocket has no window, so this only moves `unconsumed`: whoever reads
-        the transport stops while that and `unread` are large."""
+        """Tells that the consumer took n payload bytes. WebSocket has no window, so this only changes `unconsumed`. The
+        reader of the transport should stop while `unconsumed` and `unread` are large."""
         if not 0 <= n <= self.received - self._credited:
             raise LocalProtocolError(f"credit: {n} bytes, of {self.unconsumed} given out")
         self._credited += n
@@ -420,20 +421,20 @@ class WebSocketConnection(FrameQueue):
 
     @property
     def is_open(self) -> bool:
-        """Whether frames can be sent: no Close was queued or received, and the transport has not ended."""
+        """True if frames can be sent: no Close was queued or received, and the transport has not ended."""
         return not (self.close_sent or self.close_received or self._eof)
 
     @property
     def closed(self) -> bool:
-        """Whether both Closes have gone, each its way; then the server closes the transport (section 7.1.1)."""
+        """True if a Close has gone each way; the server then closes the transport (section 7.1.1)."""
         return self.close_sent and self.close_received
 
     def send(self, event: Frame | Close | Ping) -> None:
-        """Queues one frame. Raises LocalProtocolError, and queues nothing, where the connection is closing, a
-        continuation is due or is not, a Ping is longer than 125 bytes, or a close code may not be sent.
+        """Queues one frame. LocalProtocolError, and nothing queued, if the connection is closing, if the frame is a
+        continuation and none is due or the reverse, if a Ping is longer than 125 bytes, or if a close code is not allowed.
 
-        The data of a Frame must not change until it is written (`send_frame`). A Close is the last frame; a reason
-        longer than 123 bytes of UTF-8 is cut at a character.
+        The data of a Frame must not change until it is written (`send_frame`). A Close is the last frame. A reason longer
+        than 123 bytes of UTF-8 is cut at a character.
         """
         match event:
             case Frame(opcode=opcode, fin=fin, data=data):
@@ -451,10 +452,10 @@ class WebSocketConnection(FrameQueue):
                 assert_never(event)
 
     def send_frame(self, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
-        """Queues `buffers`, in order, as one data frame. Raises as `send` does.
+        """Queues `buffers`, in order, as one data frame. LocalProtocolError as from `send`.
 
         A server's payload of 4 KiB or more is queued by reference: its memory must not change until it is written. A
-        client's is copied as it is masked.
+        client's is copied by masking.
         """
         if self.close_sent or self._eof:
             self._demand_open("Frame")
@@ -483,8 +484,8 @@ class WebSocketConnection(FrameQueue):
             self._push(write_header(first, length, 0), *parts)
 
     def room(self) -> int:
-        """Bytes that may still be queued: the limit send_buffer less what is queued or given out and not yet written,
-        and never below 0. Nothing is refused for lack of room; to wait for it is the caller's part."""
+        """Bytes that may still be queued: the limit send_buffer minus the bytes queued or handed out and not yet written, at
+        least 0. The machine refuses nothing for lack of room; the caller must wait for it."""
         room = self.limits.send_buffer - self._queued
         return room if room > 0 else 0
 

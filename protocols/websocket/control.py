@@ -1,4 +1,4 @@
-"""Control frames of a WebSocket: read and written by wsproto, each by itself; the codes a Close may carry."""
+"""Control frames of a WebSocket, which wsproto reads and writes one by one, and the codes that a Close may have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROTOCOL_CODES = frozenset(CloseReason) - frozenset(LOCAL_ONLY_CLOSE_REASONS)
 
 
 class Violation(Exception):
-    """The peer broke a rule of RFC 6455 or a limit: the close code and the words that say so."""
+    """The peer broke a rule of RFC 6455 or a limit. It has the close code and its reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -31,11 +31,11 @@ class Violation(Exception):
 
 @final
 class Control:
-    """Control frames by wsproto's connection, of its documented API alone.
+    """Reads and writes control frames with wsproto's connection, by its documented API alone.
 
-    A control frame depends on none before it but for what the machine knows itself (whether our Close is out, and
-    whether the peer's has come). So each has a connection of its own, that is gone with it: an idle WebSocket holds
-    nothing of wsproto's, and one object serves all.
+    A control frame depends on earlier ones only in ways that the machine itself tracks: whether our Close is sent and the
+    peer's has come. Each frame therefore gets a new wsproto connection. An idle WebSocket then holds no object of wsproto,
+    and one Control serves all connections.
     """
 
     __slots__ = ("_type",)
@@ -45,8 +45,8 @@ class Control:
         self._type = connection.ConnectionType.SERVER if server else connection.ConnectionType.CLIENT
 
     def read(self, data: bytes) -> ControlFrame | None:
-        """The control frame that `data` is, or None if it is only the beginning of one. Raises Violation as soon as it
-        is certain, also for a data frame whose header is wrong."""
+        """The control frame in `data`, or None if the frame is incomplete. Raises Violation as soon as one is certain, also
+        for a data frame with a wrong header."""
         reader = connection.Connection(self._type)
         reader.receive_data(data)
         for event in reader.events():
@@ -56,14 +56,14 @@ class Control:
                 case events.Pong(payload=payload):
                     return Pong(data=bytes(payload))
                 case events.CloseConnection(code=code, reason=reason):
-                    # A violation looks the same, but leaves the state as it was.
+                    # wsproto reports a violation as a Close too, but leaves its state unchanged.
                     if reader.state is connection.ConnectionState.OPEN:
                         raise Violation(int(code), reason or "")
                     return close_event(code, reason or "")
         return None
 
     def write(self, event: ControlFrame) -> bytes:
-        """The frame; a client's has a masking key of wsproto's."""
+        """The bytes of a control frame. In a client's, wsproto chose the masking key."""
         match event:
             case Ping(data=data):
                 theirs: events.Event = events.Ping(payload=bytes(data))
@@ -76,32 +76,32 @@ class Control:
 
 
 def close_event(code: int, reason: str) -> Close:
-    """What wsproto says of a Close received."""
+    """The Close event for a received Close, as wsproto reports it."""
     no_code = code == frame_protocol.CloseReason.NO_STATUS_RCVD
     return Close(code=None if no_code else int(code), reason=reason)
 
 
 def checked_close(event: Close) -> Close:
-    """The Close to send. Checked here, as wsproto would quietly send 1000 for a code that may not be sent."""
+    """The Close to send, checked here: wsproto would silently send 1000 in place of a code that is not allowed."""
     if event.code is None:
         if event.reason:
             raise LocalProtocolError("Close: a reason needs a code")
         return event
     if not 3000 <= event.code <= 4999 and event.code not in _PROTOCOL_CODES:
         raise LocalProtocolError(f"Close: code {event.code} may not be sent (RFC 6455 section 7.4)")
-    # A lone surrogate, as in the text of an exception about file names, has no UTF-8.
+    # A lone surrogate, as in an exception's text about a file name, cannot be encoded as UTF-8.
     return Close(code=event.code, reason=event.reason.encode("utf-8", "replace").decode())
 
 
 def rekeyed(frame: bytes, key: bytes) -> bytes:
-    """A client's frame with this key in place of the one that wsproto drew: all randomness here comes from the caller."""
+    """A client's frame with this key in place of wsproto's: all randomness here comes from the caller."""
     start = {126: 8, 127: 14}.get(frame[1] & 0x7F, 6)
     return frame[: start - 4] + key + mask(mask(frame[start:], frame[start - 4 : start]), key)
 
 
 def keeps_to_itself() -> bool:
-    """Whether wsproto's connection is what `Control` takes it for: complete after one control frame, whatever came
-    before, with a violation that can be told from a Close. Tried on the examples of RFC 6455 section 5.7 and on Closes."""
+    """True if wsproto's connection behaves as `Control` requires: complete after one control frame whatever came before,
+    with violations that can be told from Closes. It tries the examples of RFC 6455 section 5.7 and some Closes."""
     try:
         for role, key in ((Role.SERVER, b"\x37\xfa\x21\x3d"), (Role.CLIENT, b"")):
             control, flag = Control(role), 0x80 if key else 0
@@ -129,7 +129,7 @@ def keeps_to_itself() -> bool:
 
 @cache
 def control_frames() -> Mapping[Role, Control]:
-    """Both roles' control frames; none, and a warning, where wsproto is not as the payload path needs it."""
+    """The Control of each role. Empty, after a warning, if wsproto does not behave as the payload path requires."""
     if keeps_to_itself():
         return {role: Control(role) for role in Role}
     warnings.warn(
@@ -140,4 +140,4 @@ def control_frames() -> Mapping[Role, Control]:
     return {}
 
 
-control_frames()  # whoever imports this is warned, not whoever makes the first connection
+control_frames()  # the warning comes at import, and not at the first connection

@@ -1,4 +1,4 @@
-"""What of a WebSocket costs a peer little and us something: how it is counted, and how much of each kind is allowed."""
+"""The flood limits of WebSocket: cheap input that costs the gateway work, how it is counted, and how much is allowed."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import final
 from protocols.floods import Allowance, Allowances
 
 TINY = 16
-"""Bytes of payload: a frame with less that does not end its message is one of a row."""
+"""Bytes of payload: a frame with less, and without FIN, counts towards a row."""
 
 
 @final
 @dataclass(slots=True)
 class FrameCounters:
-    """What came since the connection began: the machine counts it, but for what its driver knows already."""
+    """The input since the connection began. The machine counts it, except for numbers that its driver has."""
 
     total: int = 0
     control: int = 0
     hollow: int = 0
     row: int = 0
-    """Tiny frames in a row now, each without FIN."""
+    """Tiny frames in the current row, each without FIN."""
     longest_row: int = 0
     row_ends_at: int = 0
-    """Bytes of payload that had come with the last of the row."""
+    """The received payload up to and including the last frame of the row, in bytes."""
     payload: int = 0
-    """Bytes of data frames received, when it was asked for."""
+    """Payload bytes of received data frames, as of the last request for the counters."""
     frames: int = 0
-    """Data frames in both directions: the driver says so."""
+    """Data frames in both directions; the driver sets it."""
 
 
 WEBSOCKET_FLOODS: Allowances[FrameCounters] = Allowances(
@@ -54,5 +54,5 @@ WEBSOCKET_FLOODS: Allowances[FrameCounters] = Allowances(
         ),
     )
 )
-"""What one peer may do. The bursts and rates are those of `[websocket.floods]` unless it is set. In a row are frames of less
-than 16 bytes without FIN."""
+"""The allowances of one peer. `[websocket.floods]` can set other bursts and rates. Frames of less than 16 bytes and without
+FIN make a row."""

@@ -1,4 +1,4 @@
-"""The codec of WebSocket data frames: headers, masking, and the memory that a large frame lands in."""
+"""The codec of WebSocket data frames: headers, masking, and the memory of large frames."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FIN = 0x80
 MASKED = 0x80
 
 LARGE = 65536
-"""Frames with a payload of this many bytes or more are received into memory of their own."""
+"""Frames with a payload of this many bytes or more are received into their own memory."""
 
 Legal: TypeAlias = Mapping[int, tuple[Opcode, bool]]
-"""The first bytes that a data frame may have at one point of the conversation, with the opcode and FIN they stand for."""
+"""The first bytes that a data frame may have at some point, with the opcode and FIN that they stand for."""
 
 OPENING: Legal = {
     0x01: (Opcode.TEXT, False),
@@ -26,17 +26,17 @@ OPENING: Legal = {
     0x81: (Opcode.TEXT, True),
     0x82: (Opcode.BINARY, True),
 }
-"""Between messages: a new one starts."""
+"""Between messages: a new one must begin."""
 
 CONTINUING: Legal = {0x00: (Opcode.CONTINUATION, False), 0x80: (Opcode.CONTINUATION, True)}
-"""Inside a message: it goes on."""
+"""Inside a message: a continuation must come."""
 
-# Where one big integer, linear with a steep slope, starts to cost more than numpy's constant.
+# From this length on, one big integer, whose cost is linear and steep, is slower than numpy with its constant cost.
 _WIDE = 400
-# A run is decoded ahead of who takes it: this many frames, or bytes after which no further frame is begun.
+# A run is decoded ahead of its consumer: at most this many frames, and no further frame after this many bytes.
 _RUN_FRAMES = 64
 _RUN_BYTES = 65536
-# From this on a copy out of the run costs more than to unmask the frame alone.
+# From this length on, a copy out of the run costs more than unmasking the frame alone.
 _ALONE = 4096
 
 _OCTET = np.dtype("u1")
@@ -49,17 +49,17 @@ _long_header = struct.Struct("!BBQ").pack
 
 
 class NextBytes(enum.Enum):
-    """What `read_header` says when it has no header to give."""
+    """The answer of `read_header` if it has no header."""
 
     MORE = enum.auto()
     """The header is not complete."""
 
     OTHER = enum.auto()
-    """Not the header of a well-formed data frame: a control frame, or a violation."""
+    """Not the header of a well-formed data frame, but a control frame or a violation."""
 
 
 def write_header(first: int, length: int, masked: int) -> bytes:
-    """The header, without masking key, of a frame: RFC 6455 section 5.2, the length in its shortest form. `first`
+    """The header of a frame without its masking key, with the length in its shortest form (RFC 6455 section 5.2). `first`
     holds FIN and opcode; `masked` is MASKED or 0."""
     if length < 126:
         return _short_header(first, masked | length)
@@ -69,11 +69,11 @@ def write_header(first: int, length: int, masked: int) -> bytes:
 
 
 def read_header(buffer: bytes | bytearray, at: int, masked: bool) -> tuple[int, int] | NextBytes:
-    """Payload length and payload position of the data frame that starts at `at`; its key, if `masked`, is the four
-    bytes before that position.
+    """The payload length and position of the data frame at `at`. If `masked`, its key is the four bytes before that
+    position.
 
-    NextBytes.OTHER, as soon as it is certain, for everything else: extension bits, other opcodes, a mask that must not be
-    there or is missing, a length that is not in its shortest form or not below 2**63.
+    NextBytes.OTHER, as soon as it is certain, for anything else: extension bits, other opcodes, a mask that is missing or
+    not allowed, and a length that is not in its shortest form or not below 2**63.
     """
     have = len(buffer) - at
     if have < 2:
@@ -102,16 +102,15 @@ def read_header(buffer: bytes | bytearray, at: int, masked: bool) -> tuple[int, 
 
 
 Run: TypeAlias = list[tuple[Frame, int]]
-"""Frames that follow each other, the last one first, each with its length on the wire."""
+"""Consecutive frames, the last one first, each with its length on the wire."""
 
 
 def read_masked(buffer: bytes | bytearray, at: int, legal: Legal, most: int) -> Frame | Run | None:
-    """The whole data frames at `at` that nothing speaks against: in turn, masked, with a payload of at most `most`
-    bytes whose length has one byte or three and is in its shortest form. A frame that is the rest of the buffer comes
-    alone.
+    """The usual data frames at `at` that are whole: in order, masked, with a payload of at most `most` bytes, and with a
+    length of one byte or three in its shortest form. A frame that is the rest of the buffer is returned alone.
 
-    None stands for everything else, right or wrong; it is for `read_header` and its caller to tell. What is taken here
-    they would take too, with the same result.
+    None for anything else, right or wrong: `read_header` and its caller decide about that. They would accept the frames
+    returned here too, with the same result.
     """
     size = len(buffer)
     run: list[tuple[tuple[Opcode, bool], int, int, int]] | None = None
@@ -134,8 +133,8 @@ def read_masked(buffer: bytes | bytearray, at: int, legal: Legal, most: int) -> 
                 return frame if end == size else [(frame, end - at)]
             run, begin, done = [], start, start
             pads: list[bytes | bytearray] = []
-        # One mask for the whole run: zeros where the headers are, and where a key ends after its payload it spoils
-        # bytes of the next header, which nobody will read.
+        # One mask covers the whole run, with zeros at the headers. A key that extends beyond its payload spoils bytes of the
+        # next header, which is not read again.
         words = length + 3 >> 2
         pads += (_GAPS[start - done], buffer[start - 4 : start] * words)
         done = start + 4 * words
@@ -150,7 +149,7 @@ def read_masked(buffer: bytes | bytearray, at: int, legal: Legal, most: int) -> 
 
 
 def read_clear(buffer: bytes | bytearray, at: int, legal: Legal, most: int) -> Frame | Run | None:
-    """`read_masked` for frames without a mask."""
+    """Reads frames without a mask as `read_masked` reads masked ones."""
     size = len(buffer)
     run: Run = []
     while size - at > 3 and (kind := legal.get(buffer[at])):
@@ -178,7 +177,7 @@ def read_clear(buffer: bytes | bytearray, at: int, legal: Legal, most: int) -> F
 
 
 def mask(data: bytes | bytearray, key: bytes | bytearray) -> bytes:
-    """`data` masked with the four bytes of `key`, which also unmasks: RFC 6455 section 5.3."""
+    """`data` masked with the four bytes of `key`, which also unmasks it (RFC 6455 section 5.3)."""
     return unmask(key + data, 4, 4 + len(data))
 
 
@@ -200,7 +199,7 @@ def _xor(buffer: bytes | bytearray, start: int, stop: int, pad: bytes | bytearra
 
 
 def mask_in_place(buffer: bytearray | memoryview, start: int, stop: int, key: bytes | bytearray) -> None:
-    """Masks buffer[start:stop], whose payload begins at 0; `start` is a multiple of four."""
+    """Masks buffer[start:stop]. The payload must begin at 0, and `start` must be a multiple of four."""
     words = stop - start >> 2
     if words:
         body = _frombuffer(buffer, _WORD, words, start)
@@ -210,19 +209,18 @@ def mask_in_place(buffer: bytearray | memoryview, start: int, stop: int, key: by
 
 
 def flat(buffer: Buffer) -> Buffer:
-    """The same bytes such that len() counts bytes and slices cut them; copied only where memory is not contiguous."""
+    """The same bytes, with a len() and slices that count bytes. They are copied only if the memory is not contiguous."""
     if not isinstance(buffer, memoryview):
         return buffer
     return buffer.cast("B") if buffer.c_contiguous and buffer.nbytes else buffer.tobytes()
 
 
 class Landing:
-    """A large frame under way. Its payload is received into `buffer`, in place and unmasked as it fills; nothing else
-    holds a copy."""
+    """A large frame while it arrives. Its payload is received into `buffer` and unmasked there; there is no other copy."""
 
     __slots__ = ("_clear", "_key", "buffer", "filled", "fin", "opcode", "paid")
 
-    # Unmasked in steps that the processor's cache still holds.
+    # Bytes are unmasked in steps that are still in the processor's cache.
     _STEP = 65536
 
     def __init__(self, opcode: Opcode, fin: bool, key: bytes | None, buffer: bytearray | memoryview) -> None:
@@ -234,11 +232,11 @@ class Landing:
         self.filled = 0
         """Bytes that are here."""
         self.paid = 0
-        """As far as this the memory is paid for, and may be filled."""
+        """Bytes of memory that are paid for, and may be filled."""
 
     @property
     def rest(self) -> memoryview:
-        """Where the next bytes of the payload belong, as far as that is paid for."""
+        """The memory for the next bytes of the payload, as far as it is paid for."""
         return memoryview(self.buffer)[self.filled : self.paid]
 
     @property
@@ -246,7 +244,7 @@ class Landing:
         return len(self.buffer) - self.filled
 
     def advance(self, n: int) -> None:
-        """The first n bytes of `rest` have been received."""
+        """Tells that the first n bytes of `rest` have been received."""
         self.filled += n
         if self._key is not None and (not self.missing or self.filled - self._clear >= self._STEP):
             stop = self.filled if not self.missing else self.filled & ~3

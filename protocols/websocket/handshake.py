@@ -1,4 +1,4 @@
-"""The WebSocket opening handshake over heads that an HTTP/1.1 machine has read: RFC 6455 section 4."""
+"""The WebSocket opening handshake on heads that an HTTP/1.1 machine has read (RFC 6455 section 4)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from protocols.events import Head, Headers, Response
 VERSION = b"13"
 
 END_OF_INPUT = b"x-everywire-end-of-input"
-"""The field that gives a WebSocket session an end of its input, which RFC 6455 has no word for. A server's 101 names a
-text in it: a TEXT message of exactly these bytes says that the client has no more input. The server then answers what it
-still has to, and says Close. A client's request may offer a text, for servers that have none of their own to name: one
-that nobody sends by chance."""
+"""The field that defines an end of input for a WebSocket session, which RFC 6455 does not have. A server names a text in
+its 101: a TEXT message of exactly these bytes tells that the client has no more input. The server then sends the rest of
+its answers, and a Close. A client may offer a text in its request, for servers that name none. It should be a text that
+no one sends by chance."""
 
 _END_OF_INPUT = re.compile(rb"[!-~](?:[ -~]{0,254}[!-~])?")
 
 
 def accept_headers(request: Head, *, subprotocols: Sequence[bytes] = ()) -> list[tuple[bytes, bytes]]:
-    """The headers of the 101 that accepts `request`; no extension is ever taken up.
+    """The headers of the 101 that accepts `request`. No extension is ever accepted.
 
-    `subprotocols` are ours, the most wanted first; the first that the client offers is chosen, and none if it offers
-    none of them. Raises RemoteProtocolError for a request that is no WebSocket handshake: `status` 400, or 426 where
-    only its version is another; `refusal_headers` says what the answer must carry.
+    `subprotocols` are ours in the order of preference; the first one that the client offers is chosen, if any.
+    RemoteProtocolError if the request is not a WebSocket handshake: its `status` is 400, or 426 if only the version is
+    wrong. `refusal_headers` has the headers of that answer.
     """
     if request.method != b"GET" or request.upgrade != b"websocket":
         raise RemoteProtocolError("a WebSocket handshake is a GET with upgrade: websocket")
@@ -54,13 +54,13 @@ def accept_headers(request: Head, *, subprotocols: Sequence[bytes] = ()) -> list
 
 
 def refusal_headers(error: RemoteProtocolError) -> list[tuple[bytes, bytes]]:
-    """What the answer to a refused handshake carries besides its status: the version we speak, RFC 6455 section 4.4."""
+    """The headers of the answer to a refused handshake: for status 426 the version we support (RFC 6455 section 4.4)."""
     return [(b"sec-websocket-version", VERSION)] if error.status == 426 else []
 
 
 def request_headers(key: bytes, *, subprotocols: Sequence[bytes] = ()) -> list[tuple[bytes, bytes]]:
-    """The headers of a client's GET. `key` is 16 random bytes, new for each connection; `subprotocols` are offered in
-    this order. The same arguments go to `check_response`."""
+    """The headers of a client's GET. `key` is 16 random bytes, new for each connection. `subprotocols` are offered in this
+    order. Pass the same arguments to `check_response`."""
     headers = [
         (b"upgrade", b"websocket"),
         (b"connection", b"Upgrade"),
@@ -71,9 +71,9 @@ def request_headers(key: bytes, *, subprotocols: Sequence[bytes] = ()) -> list[t
 
 
 def check_response(key: bytes, response: Response, *, subprotocols: Sequence[bytes] = ()) -> bytes | None:
-    """The subprotocol that the server chose, or None, after which frames follow. Raises RemoteProtocolError where
-    `response` does not accept the handshake made with `key`: another status, a wrong or missing
-    sec-websocket-accept, an extension, a subprotocol that was not offered (RFC 6455 section 4.1)."""
+    """The subprotocol that the server chose, or None; frames follow. RemoteProtocolError if `response` does not accept the
+    handshake of `key`: another status, a wrong or missing sec-websocket-accept, an extension, or a subprotocol that was not
+    offered (RFC 6455 section 4.1)."""
     if response.status != 101:
         raise RemoteProtocolError(f"WebSocket handshake: expected status 101, got {response.status}")
     if _only(response.headers, b"sec-websocket-accept") != generate_accept_token(_encoded(key)):
@@ -90,13 +90,13 @@ def check_response(key: bytes, response: Response, *, subprotocols: Sequence[byt
 
 
 def offered_end_of_input(nonce: bytes) -> tuple[bytes, bytes]:
-    """The `END_OF_INPUT` field of a client's request. `nonce` is random bytes, new for each connection: at most 121."""
+    """The `END_OF_INPUT` field of a client's request. `nonce` is at most 121 random bytes, new for each connection."""
     return END_OF_INPUT, b"end-of-input-" + nonce.hex().encode()
 
 
 def end_of_input(headers: Headers) -> bytes | None:
-    """The text that a head's `END_OF_INPUT` field names; None where there is no such field. Raises RemoteProtocolError
-    for a field that is there twice, or whose value is not 1 to 256 characters of visible ASCII and inner spaces."""
+    """The text that a head's `END_OF_INPUT` field names, or None without such a field. RemoteProtocolError if the field is
+    there twice, or if its value is not 1 to 256 characters of visible ASCII and inner spaces."""
     values = [value for name, value in headers if name == END_OF_INPUT]
     if not values:
         return None

@@ -1,4 +1,4 @@
-"""The wsproto library as our WebSocket machine uses it where it has no path of its own: every frame through it."""
+"""The wsproto library as our WebSocket machine uses it without its payload path: for every frame."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from protocols.roles import Role
 from protocols.websocket.control import ControlFrame, Violation, close_event
 from protocols.websocket.frames import Landing, NextBytes
 
-# The first two bytes, a length of eight, a masking key.
+# two bytes, eight bytes of length, a masking key
 _LONGEST_HEADER = 14
 
 
 @final
 class WsprotoPath:
-    """One WebSocket by wsproto's frame objects alone: the path that the machine's own is measured by.
+    """One WebSocket by wsproto's frame objects alone: the reference for the machine's own path.
 
-    wsproto's connection and its messages would not be exact: they move bytes from one text fragment to the next where a
-    character is split, and refuse text that is not UTF-8 whether that is asked for or not. Its FrameDecoder gives frames
-    as they are. Its MessageDecoder then says whether a frame is in turn, and whether text is UTF-8; it sees the payload
-    only for that, and what it makes of it is dropped. Data is sent as binary and the opcode of text put in afterwards:
-    wsproto takes text as str, which cannot hold half a character. Control frames are FrameProtocol's, in both directions.
+    wsproto's connection and its messages are not exact: they move bytes between text fragments if a character is split, and
+    always refuse text that is not UTF-8. Its FrameDecoder returns frames as they are. Its MessageDecoder then decides
+    whether a frame is in order and whether text is UTF-8; it gets the payload only for that, and its output is dropped. Text
+    is sent as binary with the opcode changed afterwards: wsproto takes text as str, which cannot hold half a character.
+    Control frames are FrameProtocol's, in both directions.
     """
 
     __slots__ = ("_begun", "_client", "_frames", "_messages")
@@ -37,7 +37,7 @@ class WsprotoPath:
     # Data frames received
 
     def read_header(self, buffer: bytes | bytearray, at: int) -> tuple[int, int] | NextBytes:
-        """As `frames.read_header`, but NextBytes.OTHER is a control frame and means that it is there whole. Raises
+        """Reads as `frames.read_header`, except that NextBytes.OTHER means a control frame that is whole. Raises
         Violation."""
         decoder = self._decoder(buffer, at, at + _LONGEST_HEADER)
         have = len(decoder.buffer)
@@ -53,8 +53,7 @@ class WsprotoPath:
         return NextBytes.OTHER if start + length <= len(buffer) else NextBytes.MORE
 
     def in_turn(self, opcode: Opcode, fin: bool) -> bool:
-        """Whether that frame, whose header has come, is one that may come now. The same frame may be asked about again
-        until it is `complete`."""
+        """True if the frame with this header may come now. The same frame may be checked again until it is `complete`."""
         if not self._begun:
             try:
                 self._message(opcode, b"", False, fin)
@@ -64,21 +63,21 @@ class WsprotoPath:
         return True
 
     def payload(self, buffer: bytes | bytearray, at: int, end: int) -> bytes:
-        """Of the whole data frame buffer[at:end]."""
+        """The payload of the whole data frame buffer[at:end]."""
         frame = self._decoder(buffer, at, end).process_buffer()
         assert frame is not None
         assert isinstance(frame.payload, bytes)
         return frame.payload
 
     def landing(self, opcode: Opcode, fin: bool, header: bytes | bytearray, memory: bytearray | memoryview) -> Landing:
-        """Where the payload of a large frame is received."""
+        """The object that receives the payload of a large frame."""
         decoder = self._decoder(header, 0, len(header))
         decoder.parse_header()
         return LibraryLanding(opcode, fin, decoder, memory)
 
     def complete(self, fin: bool, text: bytes) -> bool:
-        """The frame that was `in_turn` is here whole. Whether its message, if that is text, is still UTF-8; `text` is
-        its payload, or empty where nobody asks."""
+        """Ends a frame that was `in_turn` and is whole. False if its message is text that is not UTF-8. `text` is its
+        payload, or empty if UTF-8 is not checked."""
         self._begun = False
         try:
             self._message(Opcode.CONTINUATION, text, True, fin)
@@ -97,7 +96,7 @@ class WsprotoPath:
     # Everything else
 
     def read(self, data: bytes) -> ControlFrame | None:
-        """As `Control.read`, of whole frames alone."""
+        """Reads a control frame as `Control.read`, but only a whole one."""
         self._frames.receive_bytes(data)
         try:
             frame = next(self._frames.received_frames())
@@ -113,7 +112,7 @@ class WsprotoPath:
         raise AssertionError(f"a control frame, not {frame.opcode!r}")
 
     def write(self, event: ControlFrame) -> bytes:
-        """The frame; a client's has a masking key of wsproto's."""
+        """The bytes of a control frame. In a client's, wsproto chose the masking key."""
         match event:
             case Ping(data=data):
                 return bytes(self._frames.ping(bytes(data)))
@@ -123,7 +122,7 @@ class WsprotoPath:
                 return bytes(self._frames.close(code, reason or None))
 
     def write_frame(self, opcode: Opcode, fin: bool, payload: bytes) -> bytes:
-        """The data frame; a client's has a masking key of wsproto's."""
+        """The bytes of a data frame. In a client's, wsproto chose the masking key."""
         frame = self._frames.send_data(payload, fin)
         if opcode is Opcode.TEXT:
             frame[0] += Opcode.TEXT - Opcode.BINARY
@@ -132,7 +131,7 @@ class WsprotoPath:
 
 @final
 class LibraryLanding(Landing):
-    """A large frame under way that wsproto unmasks, piece by piece as it comes."""
+    """A large frame that wsproto unmasks piece by piece as it arrives."""
 
     __slots__ = ("_decoder",)
 

@@ -1,4 +1,4 @@
-"""What one WebSocket connection may cost."""
+"""The limits of one WebSocket connection."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSocketLimits:
-    """What one connection may cost, in bytes where nothing else is said. None means no limit."""
+    """The limits of one connection, in bytes unless a field says otherwise. None: no limit."""
 
     part: int = 16 * 1024 * 1024
-    """The payload of one frame received."""
+    """The payload of one received frame."""
 
     message: int | None = None
-    """The sum over the fragments of one message received. Nothing holds them together here, so it is off by default."""
+    """The payload of all fragments of one received message. Off by default, because nothing here holds them together."""
 
     fragments: int | None = None
-    """Frames in one message received."""
+    """The number of frames in one received message."""
 
     check_utf8: bool = False
-    """Whether text messages received must be UTF-8; the check sees messages, not frames, and changes no byte."""
+    """True if received text messages must be UTF-8. The check covers messages, not frames, and changes no byte."""
 
     send_buffer: int = 65536
-    """What `room` starts from."""
+    """The size of the send queue that `room` counts down from."""
 
     pongs: int = 512
     """Answers to Pings that may wait before the connection is `choked`."""

@@ -1,4 +1,4 @@
-"""The message that a WebSocket receives, frame by frame: which frame may come, what it may cost, and whether it is text."""
+"""The message that a WebSocket receives frame by frame: the order of its frames, its limits, and the check for UTF-8."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocols.websocket.limits import WebSocketLimits
 
 @final
 class IncomingMessage:
-    """What the fragments received so far come to. Nothing of them is held, but for a character that is cut in two."""
+    """The sums over the fragments received so far. No fragment is held, except for a character that is split in two."""
 
     __slots__ = ("_decoder", "_fragments", "_library", "_limits", "_nbytes")
 
@@ -28,8 +28,8 @@ class IncomingMessage:
         self._decoder: IncrementalDecoder | None = None
 
     def check(self, opcode: Opcode, fin: bool, length: int, *, due: bool) -> None:
-        """Whether the frame, whose header alone need be here, may come where a continuation is `due` or is not. Raises
-        Violation. The same frame may be checked again until it is whole."""
+        """Checks a frame, of which the header must be here. `due` is True if a continuation must come next. Raises
+        Violation. The same frame may be checked repeatedly until it is whole."""
         limits = self._limits
         in_turn = (opcode is Opcode.CONTINUATION) is due if self._library is None else self._library.in_turn(opcode, fin)
         if not in_turn:
@@ -46,7 +46,7 @@ class IncomingMessage:
         raise Violation(CloseReason.MESSAGE_TOO_BIG, reason)
 
     def add(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> None:
-        """The frame is here whole. Raises Violation for what should be UTF-8 and is not, if anyone asks."""
+        """Counts a frame that is whole. Raises Violation if UTF-8 is checked and the text is not."""
         if not self._is_text(opcode, fin, payload):
             raise Violation(CloseReason.INVALID_FRAME_PAYLOAD_DATA, "a text message is not UTF-8")
         if fin:
@@ -56,7 +56,7 @@ class IncomingMessage:
             self._nbytes += len(payload)
 
     def _is_text(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> bool:
-        """False for what should be UTF-8 and is not, if anyone asks."""
+        """False if UTF-8 is checked and the text is not."""
         check = self._limits.check_utf8
         if self._library is not None:
             return self._library.complete(fin, bytes(payload) if check else b"")
@@ -65,7 +65,7 @@ class IncomingMessage:
         if self._decoder is None:
             return True
         try:
-            for at in range(0, len(payload), LARGE):  # in pieces: the text that is made of each is not kept
+            for at in range(0, len(payload), LARGE):  # in pieces, because the decoded text of each is thrown away
                 self._decoder.decode(payload[at : at + LARGE])
             if fin:
                 self._decoder.decode(b"", True)

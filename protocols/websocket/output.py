@@ -1,4 +1,4 @@
-"""The sending end of a WebSocket: frames in their order, the Pongs that go ahead of them, and what is written next."""
+"""The output queue of a WebSocket: frames in order, Pongs ahead of them, and the buffers to write next."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ STREAM: Literal[1] = 1
 """The stream id in `Sent`: a WebSocket connection is one stream."""
 
 BY_REFERENCE = 4096
-"""Below this a copy costs less than one more buffer in the list that the kernel is given."""
+"""Below this size, a copy costs less than one more buffer for the kernel."""
 
 
 class FrameQueue:
-    """What a connection has to send: whole frames, each in pieces, the last of them a Close."""
+    """The output of a connection: whole frames, each in pieces. The last one is a Close."""
 
     __slots__ = ("_given", "_large", "_outbox", "_pongs", "_queued", "_rest", "close_sent")
 
     def __init__(self) -> None:
-        # Frames in pieces, of which no byte has been given out; then the pieces, last one first, of one that has begun.
+        # Frames in pieces, not handed out; then the pieces, last one first, of the frame that is partly handed out.
         self._outbox: list[tuple[Buffer, ...]] = []
         self._rest: list[Buffer] = []
         self._large = False
@@ -30,17 +30,17 @@ class FrameQueue:
         self._queued = 0
         self._given = 0
         self.close_sent = False
-        """Our Close is queued; no further frame can be."""
+        """True if our Close is queued: no frame may follow it."""
 
     def _push(self, *pieces: Buffer) -> None:
-        # An empty piece could be left over alone, and be given out as if it were something.
+        # An empty piece must not be left over alone, because it would be handed out like data.
         self._outbox.append(tuple(filter(len, pieces)))
         self._queued += sum(map(len, pieces))
         self._large = self._large or max(map(len, pieces)) >= BY_REFERENCE
 
     def _push_pong(self, frame: bytes) -> None:
-        """Each Ping has a Pong of its own, though one for the latest would do (RFC 6455 section 5.5.3): a peer may tell
-        times by them. How many wait is for whoever reads the transport to bound."""
+        """Queues a Pong. Each Ping has its own, although RFC 6455 section 5.5.3 requires one for the latest only: a peer may
+        measure times with them. The reader of the transport must bound their number."""
         self._pongs.append(frame)
         self._queued += len(frame)
 
@@ -49,16 +49,16 @@ class FrameQueue:
         self.close_sent = True
 
     def drop_waiting(self) -> None:
-        """Drops the frames of which no byte has been given out."""
+        """Drops the frames of which no byte has been handed out."""
         self._outbox.clear()
         self._pongs.clear()
         self._queued = self._given + sum(map(len, self._rest))
 
     def data_to_send(self, at_most: int = 65536) -> list[Buffer]:
-        """At most `at_most` bytes to write, in order; empty when nothing waits. Small buffers come as one.
+        """The next bytes to write, at most `at_most`, in order; empty if nothing waits. Small buffers are joined.
 
-        They stay queued until `data_sent`, which must come before the next call. Pongs go ahead of every frame of
-        which no byte has been given out.
+        They stay queued until `data_sent`, which must come before the next call. Pongs go ahead of every frame of which no
+        byte has been handed out.
         """
         if self._given:
             raise LocalProtocolError("data_to_send before data_sent for the buffers given out last")
@@ -75,7 +75,7 @@ class FrameQueue:
         return buffers
 
     def _cut(self, at_most: int) -> list[Buffer]:
-        """The pieces of what goes first, the last one cut so that they are `at_most` bytes."""
+        """The first pieces to write. The last one is cut so that they have at most `at_most` bytes."""
         pieces: list[Buffer] = []
         rest, begun = self._rest, 0
         while (left := at_most - self._given) > 0:
@@ -99,7 +99,8 @@ class FrameQueue:
         return pieces
 
     def data_sent(self) -> Sent:
-        """What `data_to_send` gave out last is with the kernel. `ended` names the stream when our Close was its end."""
+        """Confirms that the last output of `data_to_send` is with the kernel. `ended` has the stream if our Close was its
+        end."""
         if not self._given:
             return Sent()
         self._queued -= self._given
@@ -109,7 +110,7 @@ class FrameQueue:
 
 
 def _together(pieces: Iterable[Buffer]) -> list[Buffer]:
-    """The pieces in order, small neighbours as one."""
+    """The pieces in order, with small neighbors joined."""
     out: list[Buffer] = []
     small: list[Buffer] = []
     for piece in pieces:

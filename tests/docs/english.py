@@ -30,7 +30,7 @@ _THE_SAME = re.compile(
 )
 BANNED = re.compile(
     r"\b(?:meant without it|as good as|none is one|(?:that|which) (?:is|are) none|is no place for|by its own(?! \w)|seen to"
-    r"|goes without saying|as it were|affair|(?:is|are) not looked at|in so far|such an? one|such ones|without such"
+    r"|goes without saying|as it were|affair|(?:is|are) not looked at|in so far|such an? one|such ones|without such(?! an? )"
     r"|[Tt]he (?:former|latter)|(?:do|does|did|says?|said|done) so|or so many"
     r"|[Hh]e|[Hh]im|[Hh]imself|[Hh]is|nobody's|somebody's)\b"
 )
