@@ -1,7 +1,7 @@
 """Typed contents of tensors in gRPC messages of the Open Inference Protocol: InferTensorContents to and from arrays.
 
-Numbers of fixed size in one packed field are a view of the message. All others are converted, in steps of numpy: a million
-INT32 take 30 ms, so a caller that serves others reads large messages in a thread.
+Numbers of fixed size in one packed field are a view of the message. Others are converted by numpy, in steps. A million
+INT32 take 30 ms, so a caller that serves others should read large messages in a thread.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _FIELDS: Mapping[int, tuple[str, int]] = MappingProxyType({
     1: ("bool_contents", 0), 2: ("int_contents", 0), 3: ("int64_contents", 0), 4: ("uint_contents", 0),
     5: ("uint64_contents", 0), 6: ("fp32_contents", 4), 7: ("fp64_contents", 8), 8: ("bytes_contents", 0),
 })  # fmt: skip
-"""The fields of InferTensorContents, and how many bytes a number has where that is fixed."""
+"""The fields of InferTensorContents, each with the size of a number in bytes, or 0 if that varies."""
 FIELD_OF: Mapping[str, int] = MappingProxyType({
     "BOOL": 1, "INT8": 2, "INT16": 2, "INT32": 2, "INT64": 3, "UINT8": 4, "UINT16": 4, "UINT32": 4, "UINT64": 5,
     "FP32": 6, "FP64": 7, "BYTES": 8,
 })  # fmt: skip
-"""The field that holds the elements of a datatype. There is none for FP16 and BF16."""
+"""The field that holds the elements of a datatype. FP16 and BF16 have none."""
 _BYTES_FIELD = FIELD_OF["BYTES"]
 _LENGTH = struct.Struct("<I")
-_STEP = 65_536  # bytes that are read, or numbers that are written, in one call of numpy
+_STEP = 65_536  # bytes to read, or numbers to write, in one call of numpy
 _FEW = 128  # bytes below which Python is faster than numpy
 _WIRE_TYPES = {0: VARINT, 4: FIXED32, 8: FIXED64}
 _SINGLES = {number << 3 | _WIRE_TYPES[size] for number, (_, size) in _FIELDS.items()}
@@ -67,9 +67,9 @@ _SINGLES.discard(_BYTES_FIELD << 3 | VARINT)
 
 @final
 class Contents:
-    """The contents of one tensor, from all the parts in which they came. They are kept as on the wire, numbers packed: a
-    view of the message if that has them in one piece, else a copy of no more than the message has, and 3 bytes for
-    each of BYTES."""
+    """The contents of one tensor, from all the parts in which they came. They are kept as on the wire, with numbers packed:
+    as a view of the message if it has them in one piece, else as a copy, which has at most the bytes of the message and 3
+    bytes for each element of BYTES."""
 
     __slots__ = ("_pieces", "count_of_bytes")
 
@@ -78,7 +78,7 @@ class Contents:
         self.count_of_bytes = 0
 
     def add(self, view: memoryview, room: Room) -> None:
-        """Adds the fields of an InferTensorContents. ProtobufError for what is none."""
+        """Adds the fields of an InferTensorContents. ProtobufError if they are malformed."""
         pieces = self._pieces
         for tag, value, _ in fields(view, room):
             number = tag >> 3
@@ -107,15 +107,15 @@ class Contents:
 
     @property
     def cost(self) -> int:
-        """The most bytes that `array` makes which are no view of the message."""
+        """The most bytes that `array` makes besides views of the message."""
         varints = [len(piece) for number, piece in self._pieces.items() if not _FIELDS[number][1] and number != _BYTES_FIELD]
         copies = [len(piece) for piece in self._pieces.values() if type(piece) is bytearray]
         return 8 * sum(varints) + sum(copies)
 
     def array(self, datatype: str, shape: tuple[int, ...], name: str, message: memoryview) -> tuple[Array | BytesData, int]:
-        """The array of a tensor, read-only, and how many of its bytes are no view of the message. V2Error naming the
-        tensor, what it takes and what came, before an array is made: contents of another type or count, a number out
-        of range."""
+        """The array of a tensor, read-only, and the number of its bytes that are not a view of the message. V2Error before
+        an array is made, for contents of another type or count or a number out of range. It names the tensor, the expected
+        and the actual contents."""
         number = FIELD_OF.get(datatype)
         if number is None:
             raise V2Error(f"tensor {show(name)}: contents have no field for {datatype}: send it raw")
@@ -156,7 +156,7 @@ def _check_packed(number: int, view: memoryview) -> None:
         unpack_varints(view)
     elif not size:
         for at in range(0, len(view), _STEP):
-            # The tenth byte of a varint is its last: ten bytes in a row that announce another are none.
+            # The tenth byte of a varint must be its last: ten bytes in a row that announce another are malformed.
             more = np.frombuffer(view[at : at + _STEP + 9], np.uint8) >= 0x80
             if len(more) > 9 and _longest_run(more) > 9:
                 raise ProtobufError("a varint has more than ten bytes")
@@ -178,7 +178,7 @@ def _count_varints(packed: memoryview) -> int:
 
 
 def _read_varints(packed: memoryview, count: int, datatype: str, name: str) -> Array:
-    """The flat array of so many varints. V2Error for the first number that the datatype does not have."""
+    """The flat array of `count` varints. V2Error for the first number that the datatype does not have."""
     if len(packed) < _FEW:
         return read_values(datatype, [_number(value, datatype) for value in unpack_varints(packed)], name)
     flat = np.empty(count, DATATYPES[datatype])
@@ -205,7 +205,7 @@ def _read_varints(packed: memoryview, count: int, datatype: str, name: str) -> A
 
 
 def _number(value: int, datatype: str) -> int:
-    """The number that a varint is in the field of a datatype. Of fields of 32 bits protobuf keeps the low 32."""
+    """The value of a varint in the field of a datatype. protobuf keeps the low 32 bits of a field of 32 bits."""
     if datatype == "BOOL":
         return value != 0
     if datatype == "UINT64":
@@ -240,8 +240,8 @@ def _varints(packed: memoryview) -> Iterator[_Varints]:
 
 
 def encode_contents(array: Array | BytesData, datatype: str) -> list[Buffer]:
-    """The InferTensorContents of an array, as buffers to write in order: the array's own memory for FP32 and FP64, a copy
-    for the others. V2Error with status 500 if the array is not of that datatype, or the datatype is none of FIELD_OF."""
+    """The InferTensorContents of an array, as buffers to write in order: the array's own memory for FP32 and FP64, and a
+    copy otherwise. V2Error with status 500 if the array is not of that datatype, or the datatype is not in FIELD_OF."""
     number = FIELD_OF.get(datatype)
     if number is None:
         raise V2Error(f"contents have no field for {datatype}", status=500)

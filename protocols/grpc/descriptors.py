@@ -1,9 +1,9 @@
-"""The .proto files of what is served, as descriptors (google/protobuf/descriptor.proto) made of the tables of messages.
+"""Descriptors (google/protobuf/descriptor.proto) of the .proto files that are served, made from the tables of messages.
 
-Clients without generated code ask for them: see `reflection`. Messages are read and written by the same tables (those of
-inference by a codec that tests hold to its tables), so the two cannot differ. What is left out: comments and options; of
-`model_config.proto` each field that the tables do not have, so that a client sees of a configuration what this server
-sends, and no more; of `health.proto` the method List, which is not served.
+Clients without generated code ask for them, see `reflection`. The same tables read and write the messages (inference has
+a separate codec, which tests compare with its tables), so descriptors and messages cannot differ. Left out are comments
+and options; the fields of `model_config.proto` that the tables lack, so that a client sees just the part of a
+configuration that this server sends; and the method List of `health.proto`, which is not served.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from protocols.grpc.v2_tables import HEALTH_CHECK, METHODS, MODEL_CONFIGURATION,
 
 Symbol: TypeAlias = Literal["message", "field", "oneof", "enum", "value", "service", "method"]
 
-# The messages of descriptor.proto, as far as files of proto3 need them. It is a file of proto2: where a number is set, it is
-# on the wire also as 0, which a oneof of one member does here. Messages in messages are written before their owners.
+# The messages of descriptor.proto, as far as files of proto3 need them. It is itself a file of proto2: a number that is set
+# is on the wire even if it is 0, as in a oneof with one member here. Nested messages are written before their owners.
 
 _NAME = FieldType("name", "string")
 _FIELD = MessageType(
@@ -92,9 +92,9 @@ class Method:
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProtoFile:
-    """A .proto file by what it declares: services by name, and messages. Those that methods and fields have need no mention,
-    unless a file of `imports` has them, and enums are those of fields. The descriptor is made when it is first asked for,
-    which takes 3 ms for GRPCInferenceService, and kept."""
+    """A .proto file by its declarations: services by name, and messages. Messages that methods and fields use are added,
+    unless a file of `imports` has them; enums are those of fields. The descriptor is made at its first use, which takes 3 ms
+    for GRPCInferenceService, and kept."""
 
     name: str
     package: str
@@ -103,7 +103,7 @@ class ProtoFile:
     imports: tuple[ProtoFile, ...] = ()
 
     def with_imports(self) -> Iterator[ProtoFile]:
-        """This file and all that it needs, each once."""
+        """Yields the files that this file needs, each once, and this file."""
         files = {self: None}
         for file in self.imports:
             files |= dict.fromkeys(file.with_imports())
@@ -111,19 +111,19 @@ class ProtoFile:
 
     @property
     def descriptor(self) -> bytes:
-        """The FileDescriptorProto. ValueError where tables contradict each other: two messages or enums of one name, a
-        field of the kind `enum` that has none, or one declared within a message that is not there."""
+        """The FileDescriptorProto. ValueError if tables contradict each other: two messages or enums with one name, a field
+        of the kind `enum` without an enum, or a message declared within one that is missing."""
         return self._made[0]
 
     @property
     def symbols(self) -> Mapping[str, Symbol]:
-        """What the file declares by full names, and what each is. A map is declared with a message for its entries, and
-        the values of an enum belong to where the enum stands, as protobuf has it."""
+        """The declarations of the file by full name, each with its kind. A map also declares a message for its entries, and
+        the values of an enum belong to the scope of the enum, as in protobuf."""
         return self._made[1]
 
     @cached_property
     def types(self) -> Mapping[str, MessageType]:
-        """The messages by their names in the package, those that others have before them."""
+        """The messages by their names in the package. A message comes after those that it uses."""
         others = {message for file in self.imports for message in file.types.values()}
         found: dict[str, MessageType] = {}
 
@@ -152,7 +152,7 @@ class ProtoFile:
 
 @final
 class _Describing:
-    """The descriptor of one file while it is made."""
+    """Makes the descriptor of one file."""
 
     __slots__ = ("_enums", "_file", "_full_names", "_nested", "symbols")
 
@@ -162,7 +162,7 @@ class _Describing:
         self._full_names = {
             message: f"{one.package}.{name}" for one in (*file.imports, file) for name, message in one.types.items()
         }
-        self._nested: dict[str, list[MessageType]] = {}  # by the name of what they are declared in
+        self._nested: dict[str, list[MessageType]] = {}  # by the name of the enclosing message
         self._enums: dict[str, list[EnumType]] = {}
         for message in file.types.values():
             self._nested.setdefault(message.name.rpartition(".")[0], []).append(message)
@@ -190,7 +190,7 @@ class _Describing:
         )
 
     def _declare(self, kind: Symbol, name: str) -> str:
-        """Notes what is declared by its full name, and returns the last part of it."""
+        """Records a declaration by its full name, and returns the last part of the name."""
         if name in self.symbols:
             raise ValueError(f"{self._file.name} declares {name} twice")
         self.symbols[name] = kind

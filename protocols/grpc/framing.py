@@ -1,4 +1,4 @@
-"""gRPC message framing: a flag byte, a length of four bytes and that many bytes, read and written in either role."""
+"""gRPC message framing, in either role: a flag byte, a length of four bytes, and that many bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX: Final = 5
 MAX_LENGTH: Final = 2**32 - 1
 """The longest message that a prefix can announce, in bytes."""
 LARGE: Final = 16 * 2**10
-"""A message below this many bytes is written as one buffer, which costs less than several; from here on by reference."""
+"""A shorter message is written as one buffer, which costs less than several. From this size on it goes by reference."""
 
 _PREFIX = struct.Struct(">BI")
 _NOTHING = memoryview(b"")
@@ -27,7 +27,7 @@ NeedData: TypeAlias = Literal[Signal.NEED_DATA]
 
 
 class RawMessage(NamedTuple):
-    """A message as it is on the wire: `data` is to be inflated if `compressed`."""
+    """A message as it is on the wire. If it is `compressed`, `data` must be inflated."""
 
     compressed: bool
     data: memoryview
@@ -37,16 +37,16 @@ class RawMessage(NamedTuple):
 
 
 def encode_prefix(length: int, *, compressed: bool = False) -> bytes:
-    """Returns what stands before a message of that many bytes. LocalProtocolError above MAX_LENGTH."""
+    """Returns the prefix of a message of `length` bytes. LocalProtocolError above MAX_LENGTH."""
     if length > MAX_LENGTH:
         raise LocalProtocolError(f"a gRPC message has at most {MAX_LENGTH} bytes, not {length}")
     return _PREFIX.pack(compressed, length)
 
 
 def frame(buffers: Sequence[Buffer], *, compressed: bool = False) -> tuple[Buffer, ...]:
-    """Returns a message, made of these buffers in their order, as the buffers to write: one if it has less than 16 KiB, else
-    the prefix and the buffers by reference, which must not change until they are written. `compressed` says that they
-    hold the message compressed already. LocalProtocolError above MAX_LENGTH."""
+    """Returns the buffers to write for a message that consists of these buffers in order. It is one buffer if the message
+    has less than 16 KiB, else the prefix and the buffers by reference, which must not change until they are written.
+    `compressed` tells that they hold the compressed message. LocalProtocolError above MAX_LENGTH."""
     length = 0
     for buffer in buffers:
         length += len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
@@ -55,8 +55,8 @@ def frame(buffers: Sequence[Buffer], *, compressed: bool = False) -> tuple[Buffe
 
 
 def encode_message(buffers: Sequence[Buffer], encoding: Coding | None = None, *, level: int = LEVEL) -> tuple[Buffer, ...]:
-    """Returns a message as the buffers to write, by the rules of `frame`; compressed if there is an encoding and that makes
-    it shorter. The head must have named that encoding in `grpc-encoding`."""
+    """Returns a message as the buffers to write, by the rules of `frame`. It is compressed if there is an encoding and that
+    makes it shorter. The head must have named that encoding in `grpc-encoding`."""
     pieces = None if encoding is None else deflate_message(buffers, encoding, level=level)
     return frame(buffers) if pieces is None else frame(pieces, compressed=True)
 
@@ -73,19 +73,19 @@ def _octets(data: Buffer) -> memoryview:
 class MessageDecoder:
     """Cuts messages out of a body that arrives in any pieces.
 
-    Feed `receive_data`, pull `next_message` until it says NEED_DATA, feed again; `receive_eof` when the body ends.
-    `encoding` is what the peer's `grpc-encoding` names, None without one or for identity. `setting` names what changes the
-    limit, for the texts of errors. With `unary` the body is that of a call which has exactly one message.
+    Call `receive_data`, then `next_message` until NEED_DATA, and so on; `receive_eof` when the body ends. `encoding` is the
+    one that the peer's `grpc-encoding` names; None without one, or for identity. `setting` names the setting of the limit,
+    for error messages. `unary` is True for a call with exactly one message.
 
     The decoder refuses a message by its prefix, before any memory is taken for it: with RESOURCE_EXHAUSTED a length above
-    `limit`, with INTERNAL a flag above 1 and flag 1 without an encoding (compression.md), with UNIMPLEMENTED a second
-    message of a unary call (statuscodes.md). Each GRPCError is final: bytes fed afterwards are dropped, and every later pull
-    raises it again.
+    `limit`; with INTERNAL a flag above 1, and flag 1 without an encoding (compression.md); with UNIMPLEMENTED a second
+    message of a unary call (statuscodes.md). Each GRPCError is final: later bytes are dropped, and every later pull raises
+    it again.
 
-    Memory: fed buffers are held by reference until they are read, and a message that lies in one of them is a view of it. So
-    a buffer must not change while the decoder or a message of it lives. A message that lies in several is copied once, into
-    memory that the next `receive_data` takes. Before that, `wanted` and `held` tell a caller what to pay for, and `land`
-    gives the message memory of the caller's own.
+    Memory: input is held by reference until it is read, and a message that lies in one buffer is a view of it. A buffer must
+    therefore not change while the decoder or one of its messages lives. A message that lies in several buffers is copied
+    once, into memory that the next `receive_data` takes. Before that, `wanted` and `held` tell the caller how much to pay
+    for, and `land` provides memory of the caller.
     """
 
     __slots__ = (
@@ -98,26 +98,26 @@ class MessageDecoder:
         self._data = _NOTHING  # the buffer that is being read, from `_at` on
         self._at = 0
         self._prefix = b""  # the part of a prefix that came before its rest
-        self._begun = False  # a prefix is read, its message is not given out
+        self._begun = False  # a prefix is read, and its message is not given out yet
         self._compressed = False
-        self._memory: memoryview | None = None  # of the message that has begun, where it does not lie in one buffer
+        self._memory: memoryview | None = None  # the memory of the current message, if it does not lie in one buffer
         self._filled = 0
         self._seen = False
         self._drained = True
         self._error: GRPCError | None = None
         self.wanted = 0
-        """The announced length of the message that is being received, in bytes; 0 while there is none."""
+        """The announced length of the message that is being received, in bytes; 0 if there is none."""
 
     @property
     def held(self) -> int:
-        """Bytes of the message that is being received that are here already."""
+        """The bytes that are here of the message that is being received."""
         if self._memory is not None:
             return self._filled
         return len(self._data) - self._at if self._begun else 0
 
     def receive_data(self, data: Buffer) -> None:
-        """Takes the next buffer of the body, by reference. LocalProtocolError if `next_message` has not said NEED_DATA since
-        the last one. Never raises for what the bytes say."""
+        """Takes the next buffer of the body, by reference. LocalProtocolError if `next_message` has not returned NEED_DATA
+        since the last one. It never raises for the content of the bytes."""
         if self._error is not None:
             return
         self._check_drained("receive_data")
@@ -126,7 +126,7 @@ class MessageDecoder:
         at = 0
         if self._begun:
             if self._memory is None and self._at < len(self._data):
-                # Not cleared, so a length that no bytes follow costs address space alone.
+                # Not cleared: an announced length whose bytes never come costs address space alone.
                 self._move(untouched(self.wanted))
             if self._memory is not None:
                 at = min(len(view), self.wanted - self._filled)
@@ -135,9 +135,9 @@ class MessageDecoder:
         self._data, self._at = view, at
 
     def land(self, memory: Buffer) -> None:
-        """Gives the message that is being received writable memory, of `wanted` bytes or more: what is held is copied there,
-        what comes is written there, and the message is a view of it. LocalProtocolError if no message is being received, if
-        it has memory already, and for memory that is read-only or too short."""
+        """Provides writable memory of at least `wanted` bytes for the message that is being received. Its bytes so far are
+        copied there, the next ones are written there, and the message is a view of it. LocalProtocolError if no message is
+        being received, if it has memory already, and for memory that is read-only or too short."""
         self._check_drained("land")
         if not self._begun or self._memory is not None:
             raise LocalProtocolError("land: no message is being received that needs memory")
@@ -148,8 +148,9 @@ class MessageDecoder:
         self._move(view[: self.wanted])
 
     def landed(self, n: int) -> None:
-        """Tells that the next n bytes of the message were written to the memory given to `land`, from byte `held` on: what
-        `receive_data` does, without a copy. LocalProtocolError without such memory, and for more than the message lacks."""
+        """Tells that the next n bytes of the message were written to the memory given to `land`, from byte `held` on. It
+        replaces `receive_data`, without a copy. LocalProtocolError if there is no memory, and for more bytes than the
+        message lacks."""
         self._check_drained("landed")
         if self._memory is None or not 0 <= n <= self.wanted - self._filled:
             raise LocalProtocolError(f"landed: {n} bytes, of a message that lacks {self.wanted - self.held}")
@@ -157,9 +158,9 @@ class MessageDecoder:
         self._filled += n
 
     def next_message(self) -> memoryview | NeedData:
-        """Returns the next message, inflated at once if it is compressed, as a read-only view; or NEED_DATA. GRPCError as
-        the class says; for compressed messages also RESOURCE_EXHAUSTED if one inflates to more than `limit` bytes, and
-        INTERNAL for one that is damaged or cut."""
+        """Returns the next message, inflated in one step if it is compressed, as a read-only view; or NEED_DATA. GRPCError
+        as the class describes. For compressed messages also with RESOURCE_EXHAUSTED if one inflates to more than `limit`
+        bytes, and with INTERNAL if one is damaged or cut off."""
         data = self._next()
         if data is Signal.NEED_DATA or not self._compressed:
             return data
@@ -176,7 +177,7 @@ class MessageDecoder:
             left = len(buffer) - at
             if left >= PREFIX:
                 flag, length = _PREFIX.unpack_from(buffer, at)
-                if not flag and length <= self._limit and length <= left - PREFIX:  # nearly every one: half of the cost
+                if not flag and length <= self._limit and length <= left - PREFIX:  # the usual case, at half the cost
                     self._at = end = at + PREFIX + length
                     return RawMessage(False, buffer[at + PREFIX : end])
             elif not left and self._error is None:
@@ -186,7 +187,7 @@ class MessageDecoder:
 
     def receive_eof(self) -> None:
         """Checks a body that has ended: GRPCError with INTERNAL if it was cut inside a prefix or a message, and if a unary
-        call had no message. LocalProtocolError if `next_message` has not said NEED_DATA."""
+        call had no message. LocalProtocolError if `next_message` has not returned NEED_DATA."""
         if self._error is not None:
             raise self._error.again()
         self._check_drained("receive_eof")
@@ -222,7 +223,7 @@ class MessageDecoder:
         return message
 
     def _read_prefix(self) -> bool:
-        """True if a message begins; its prefix is read and checked then."""
+        """True if a message begins: its prefix is read and checked."""
         data, at = self._data, self._at
         if self._prefix or len(data) - at < PREFIX:
             n = PREFIX - len(self._prefix)
@@ -252,11 +253,11 @@ class MessageDecoder:
     def _need_data(self) -> NeedData:
         self._drained = True
         if self._at == len(self._data):
-            self._data, self._at = _NOTHING, 0  # what was read need not live on
+            self._data, self._at = _NOTHING, 0  # release the buffer that was read
         return Signal.NEED_DATA
 
     def _move(self, memory: memoryview) -> None:
-        """Copies what is held of the message into its memory."""
+        """Copies the bytes of the message that are here into its memory."""
         begun = self._data[self._at :]
         memory[: len(begun)] = begun
         self._memory, self._filled = memory, len(begun)
@@ -267,7 +268,7 @@ class MessageDecoder:
             raise LocalProtocolError(f"{what}: next_message has not said NEED_DATA yet")
 
     def _fail(self, code: StatusCode, message: str) -> GRPCError:
-        """Ends the decoder; returns the error, to be raised."""
+        """Ends the decoder, and returns the error for raising."""
         self._error = GRPCError(code, message)
         self._data, self._at, self._prefix, self._memory, self._filled = _NOTHING, 0, b"", None, 0
         self._begun, self.wanted, self._drained = False, 0, True
@@ -275,11 +276,11 @@ class MessageDecoder:
 
 
 def read_unary(body: Buffer, *, limit: int, encoding: Coding | None = None, setting: str = "limit") -> memoryview:
-    """Returns the one message of a unary call whose body is all here, as a `MessageDecoder` would; GRPCError as from it."""
+    """Returns the one message of a unary call whose body is complete, as a `MessageDecoder` would. GRPCError as from it."""
     view = _octets(body)
     if len(view) >= PREFIX:
         flag, length = _PREFIX.unpack_from(view)
-        if not flag and length == len(view) - PREFIX <= limit:  # nearly every call: half the cost of a decoder
+        if not flag and length == len(view) - PREFIX <= limit:  # the usual case, at half the cost of a decoder
             return view[PREFIX:]
     decoder = MessageDecoder(limit=limit, encoding=encoding, unary=True, setting=setting)
     decoder.receive_data(view)

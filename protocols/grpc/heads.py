@@ -1,4 +1,4 @@
-"""gRPC heads and trailers in both roles: requests read or made, answers made or read, and their status."""
+"""gRPC heads and trailers in both roles: requests, answers, and their status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     """The head of a call, as a server reads it."""
 
     service: str
-    """With its package, such as `inference.GRPCInferenceService`."""
+    """The full name with its package, such as `inference.GRPCInferenceService`."""
     method: str
     timeout: float | None = None
     """Seconds from the arrival of the head; 0 if the deadline has passed, None if there is none."""
@@ -44,15 +44,15 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def metadata(self) -> Metadata:
-        """The custom metadata, decoded anew at each look."""
+        """The custom metadata, decoded again at each access."""
         return decode_metadata(self.fields)
 
 
 def read_call(head: Head) -> CallHead:
     """Reads the head of a call.
 
-    RemoteProtocolError for a request that is no gRPC, with the HTTP status to answer with: 405 for a method other than POST,
-    415 for another content type (PROTOCOL-HTTP2), or a missing one. GRPCError for what a Trailers-Only answer refuses:
+    RemoteProtocolError for a request that is not gRPC, with the HTTP status to answer with: 405 for a method other than
+    POST, 415 for another or no content type (PROTOCOL-HTTP2). GRPCError for errors that a Trailers-Only answer reports:
     UNIMPLEMENTED for a path that is not `/service/method` and for an unknown `grpc-encoding`, INTERNAL for a malformed
     `grpc-timeout`. `te` is ignored, as by grpc-go. If a field is repeated the first one counts, except for
     `grpc-accept-encoding`, whose lines are one list.
@@ -78,8 +78,8 @@ def read_call(head: Head) -> CallHead:
 
 
 def read_path(target: bytes) -> tuple[str, str]:
-    """Returns the service and the method of a `:path`, both as sent: nothing is percent-decoded, and a query belongs to the
-    method. GRPCError as from `unknown_method` if it has no two parts."""
+    """Returns the service and the method of a `:path`, both as sent: nothing is percent-decoded, and a query is part of the
+    method. GRPCError as from `unknown_method` if the path does not have two parts."""
     slash, _, rest = target.partition(b"/")
     service, _, method = rest.rpartition(b"/")
     if slash or not service or not method:
@@ -88,13 +88,13 @@ def read_path(target: bytes) -> tuple[str, str]:
 
 
 def unknown_method(target: bytes) -> GRPCError:
-    """Returns the error for a `:path` that nothing serves: UNIMPLEMENTED, with a text that names it (statuscodes.md)."""
+    """Returns the error for a `:path` that is not served: UNIMPLEMENTED, with a text that names it (statuscodes.md)."""
     return GRPCError(StatusCode.UNIMPLEMENTED, f"there is no method {_shown(target)}")
 
 
 def answer_head(encoding: Coding | None = None, metadata: Metadata = ()) -> Headers:
-    """Returns the fields of an answer's head, whose HTTP status is 200; messages and `trailers` follow. With an `encoding`
-    messages may be compressed. Without either argument it is the same object each time."""
+    """Returns the fields of an answer's head with HTTP status 200; messages and `trailers` must follow. With an `encoding`,
+    messages may be compressed. Without arguments it is the same object each time."""
     if encoding is None and not metadata:
         return _PLAIN
     named = () if encoding is None else ((b"grpc-encoding", encoding.value),)
@@ -102,8 +102,8 @@ def answer_head(encoding: Coding | None = None, metadata: Metadata = ()) -> Head
 
 
 def trailers(code: StatusCode = StatusCode.OK, message: str = "", metadata: Metadata = ()) -> Headers:
-    """Returns the trailers that end an answer after its head and messages: the status, for OK too. For a plain OK it is the
-    same object each time. Messages are cut to the bound of `encode_text`."""
+    """Returns the trailers that end an answer after its head and messages: the status, also for OK. For a plain OK it is the
+    same object each time. Messages are cut to the limit of `encode_text`."""
     if code is StatusCode.OK and not message and not metadata:
         return _OK
     status = (b"grpc-status", b"%d" % code)
@@ -113,7 +113,7 @@ def trailers(code: StatusCode = StatusCode.OK, message: str = "", metadata: Meta
 
 def trailers_only(code: StatusCode, message: str = "", metadata: Metadata = ()) -> Headers:
     """Returns the fields of an answer that is one head, with HTTP status 200 and END_STREAM: a call that fails before its
-    first message. Clients retry only an answer of this form (gRFC A6). It names our encodings, which tells a client why its
+    first message. Clients retry only answers of this form (gRFC A6). It names our encodings, which tells a client why its
     own was refused (compression.md)."""
     return (*_PLAIN, *trailers(code, message, metadata))
 
@@ -123,7 +123,7 @@ def trailers_only(code: StatusCode, message: str = "", metadata: Metadata = ()) 
 
 @final
 class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status that a call has ended with, as a client reads it, and the metadata of the trailers."""
+    """The status with which a call has ended, as a client reads it, and the metadata of the trailers."""
 
     code: StatusCode
     message: str = ""
@@ -137,7 +137,7 @@ class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The head of an answer, as a client reads it. If it has a `status` the call is over: nothing behind it counts."""
+    """The head of an answer, as a client reads it. If it has a `status`, the call is over, and nothing after it counts."""
 
     encoding: Coding | None = None
     metadata: Metadata = ()
@@ -155,7 +155,7 @@ def call_head(
     user_agent: bytes = b"",
     metadata: Metadata = (),
 ) -> Head:
-    """Returns the request that opens a call; messages follow as its body. `timeout` is in seconds, and with an `encoding`
+    """Returns the request that opens a call; messages follow as its body. `timeout` is in seconds. With an `encoding`,
     messages may be compressed. LocalProtocolError for a name that no path can hold, and for metadata as from
     `encode_metadata`."""
     target = f"/{service}/{method}"
@@ -178,11 +178,12 @@ def call_head(
 
 
 def read_answer(response: Response) -> AnswerHead:
-    """Reads the head of an answer, which must not be an interim (1xx) one. Never raises: a head that ends the call has a
+    """Reads the head of an answer, which must not be an interim (1xx) one. It never raises: a head that ends the call has a
     status.
 
-    A `grpc-status` in it (Trailers-Only) is that, whatever the HTTP status. Else another HTTP status than 200 is mapped by
-    `code_of_http_status`, another content type is UNKNOWN, and an encoding we do not know INTERNAL (compression.md).
+    The status is that of a `grpc-status` in the head (Trailers-Only), whatever the HTTP status. Otherwise an HTTP status
+    other than 200 is mapped by `code_of_http_status`, another content type is UNKNOWN, and an unknown encoding is INTERNAL
+    (compression.md).
     """
     fields = dict(reversed(response.headers))
     if b"grpc-status" in fields:
@@ -200,8 +201,8 @@ def read_answer(response: Response) -> AnswerHead:
 
 
 def read_trailers(fields: Headers) -> CallStatus:
-    """Reads the status in trailers. Never raises: without a `grpc-status`, and so without trailers, it is UNKNOWN, since an
-    answer that has no status was cut off, whatever came before."""
+    """Reads the status in trailers. It never raises: without a `grpc-status`, and so without trailers, it is UNKNOWN,
+    because an answer without a status was cut off, whatever came before."""
     found = dict(reversed(fields))
     if b"grpc-status" not in found:
         return CallStatus(code=StatusCode.UNKNOWN, message="the answer ended without grpc-status")

@@ -1,4 +1,4 @@
-"""gRPC metadata: `grpc-timeout`, the content type, and custom metadata with its `-bin` values, between fields and Python."""
+"""gRPC metadata: `grpc-timeout`, the content type, and custom metadata with `-bin` values, decoded and encoded."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from protocols.events import Headers
 from protocols.grpc.status import GRPCError, StatusCode
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
-"""Custom metadata in its order: `bytes` under a name that ends with `-bin`, else `str`. Names may repeat."""
+"""Custom metadata in order: `bytes` for a name that ends with `-bin`, else `str`. Names may repeat."""
 
 CONTENT_TYPE = b"application/grpc"
 
 MAX_TIMEOUT = 99_999_999 * 3600.0
-"""Seconds: the longest `grpc-timeout`."""
+"""The longest `grpc-timeout`, in seconds."""
 
 _UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 1000, b"n": 1}  # in nanoseconds
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _COARSER = ((1000, b"u"), (1000, b"m"), (1000, b"S"), (60, b"M"), (60, b"H"))  # how many of the finer unit each has
 _MOST = 99_999_999
 
-# Names that have a meaning of their own are no custom metadata (Call-Definition, Response-Headers and Trailers in
-# PROTOCOL-HTTP2), and neither is what frames an HTTP message. Applications get `user-agent`, as from C-core.
+# Names with a meaning in gRPC are not custom metadata (Call-Definition, Response-Headers and Trailers in PROTOCOL-HTTP2),
+# nor are the fields that frame an HTTP message. Applications get `user-agent`, as from C-core.
 _RESERVED = frozenset((
     b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-message-type", b"grpc-status", b"grpc-message",
     b"te", b"content-type", b"content-length", b"host", b"connection", b"proxy-connection", b"keep-alive",
     b"transfer-encoding", b"upgrade", b"trailer",
 ))  # fmt: skip
-_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")  # more than the Header-Name of PROTOCOL-HTTP2: what HTTP/2 lets through
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")  # wider than Header-Name of PROTOCOL-HTTP2: all that HTTP/2 allows
 _VALUE = re.compile(rb"[^\0\r\n]*")  # RFC 9113 section 8.2.1, likewise
 _SPACE = b" \t\v\f"
 
 
 def is_grpc(content_type: bytes) -> bool:
-    """True if a content type is that of gRPC: `application/grpc`, in any case, followed by nothing, `+` or `;`. False for
-    other types that begin so, such as `application/grpc-web`, and for an empty value."""
+    """True if a content type is gRPC's: `application/grpc`, in any case, followed by nothing, `+` or `;`. False for other
+    types that begin with it, such as `application/grpc-web`, and for an empty value."""
     kind = content_type[: len(CONTENT_TYPE)].lower()
     return kind == CONTENT_TYPE and content_type[len(CONTENT_TYPE) :][:1] in (b"", b"+", b";")
 
 
 def parse_timeout(value: bytes) -> float:
-    """Returns the seconds that a `grpc-timeout` tells, which count from the arrival of the head: 1 to 8 digits and a unit of
-    H, M, S, m (milliseconds), u and n. 0 is a deadline that has passed. GRPCError with INTERNAL if malformed."""
+    """Returns the seconds of a `grpc-timeout`, counted from the arrival of the head. It has 1 to 8 digits and a unit: H, M,
+    S, m (milliseconds), u or n. 0 is a deadline that has passed. GRPCError with INTERNAL if it is malformed."""
     found = _TIMEOUT.fullmatch(value)
     if found is None:
         raise GRPCError(
@@ -58,13 +58,14 @@ def parse_timeout(value: bytes) -> float:
 
 
 def encode_timeout(seconds: float) -> bytes:
-    """Encodes a `grpc-timeout`: in the finest unit that 8 digits hold, rounded up, and in a coarser one where that is exact.
-    What has passed already is `1n`, since the value is a positive integer; what is longer than MAX_TIMEOUT is that."""
+    """Encodes a `grpc-timeout`, rounded up, in the finest unit that 8 digits can hold, or in a coarser one if that is exact.
+    A deadline that has passed is `1n`, because the value must be positive. A longer time than MAX_TIMEOUT becomes
+    MAX_TIMEOUT."""
     if seconds < 1e-9:
         return b"1n"
     if seconds >= MAX_TIMEOUT:
         return b"%dH" % _MOST
-    amount, unit = math.ceil(round(seconds * 1e9, 3)), b"n"  # what is below a thousandth is the rounding of floats
+    amount, unit = math.ceil(round(seconds * 1e9, 3)), b"n"  # less than a thousandth is a rounding error of floats
     for step, coarser in _COARSER:
         if amount <= _MOST and amount % step:
             break
@@ -73,12 +74,12 @@ def encode_timeout(seconds: float) -> bytes:
 
 
 def decode_metadata(fields: Headers) -> Metadata:
-    """Returns the custom metadata among the fields of a head or of trailers: all but those that the protocol, or HTTP, gives
-    a meaning.
+    """Returns the custom metadata among the fields of a head or of trailers: all fields without a meaning in gRPC or HTTP.
 
-    The values of a `-bin` field are parted at commas and decoded, padded or not. One that is no base64 is left out: a call
-    does not fail for metadata that nobody may read. Other values are text, bytes above 0x7E by Latin-1, without
-    white space at their ends. So all that was received can be sent again (PROTOCOL-HTTP2, ASCII-Value).
+    The values of a `-bin` field are split at commas and decoded, with or without padding. A value that is not base64 is left
+    out, because a call should not fail over metadata that may not even be read. Other values are text, with bytes above 0x7E
+    as Latin-1, without white space at their ends. All received metadata can therefore be sent again (PROTOCOL-HTTP2,
+    ASCII-Value).
     """
     metadata: list[tuple[str, str | bytes]] = []
     for raw, value in fields:
@@ -102,12 +103,11 @@ def _decode_binary(value: bytes) -> Iterable[bytes]:
 
 
 def encode_metadata(metadata: Metadata) -> tuple[tuple[bytes, bytes], ...]:
-    """Returns the fields that carry this metadata: `-bin` values as base64 without padding (PROTOCOL-HTTP2), others as they
-    are.
+    """Returns the fields for this metadata: `-bin` values as base64 without padding (PROTOCOL-HTTP2), others unchanged.
 
-    LocalProtocolError for a name that is no lower-case HTTP/2 field name or has a meaning of its own, for a value of the
-    wrong type (`bytes` belong to `-bin` names, `str` to others), and for text that no field value can be: characters above
-    U+00FF, NUL, CR and LF, and white space at either end.
+    LocalProtocolError for a name that is not a lower-case HTTP/2 field name or has a meaning in gRPC; for a value of the
+    wrong type (`bytes` for `-bin` names, `str` for others); and for text that no field value can hold: characters above
+    U+00FF, NUL, CR, LF, and white space at either end.
     """
     fields = []
     for name, value in metadata:

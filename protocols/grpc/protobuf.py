@@ -1,7 +1,7 @@
 """Protocol Buffers (proto3) on the wire: the fields of a message, and messages that a table of fields describes.
 
 The rules are those of protobuf.dev, "Encoding" and "Language Guide (proto3)". Groups are refused: proto3 has none. The
-types `sint32`, `sint64` and the fixed ones are left out, as no message here has them.
+types `sint32`, `sint64` and the fixed-size integers are left out, because no message here has them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from protocols.events import Buffer
 Kind: TypeAlias = Literal["bool", "int32", "int64", "uint32", "uint64", "enum", "float", "double", "string", "bytes"]
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-"""The wire types: how a field's value ends, whether its number is known or not."""
+"""The wire types: they tell how a field's value ends, even for unknown fields."""
 
 MAX_DEPTH = 100
-"""Messages within messages, as in Google's parsers."""
+"""The deepest nesting of messages, as in Google's parsers."""
 MAX_VALUES = 100_000
-"""Fields and packed numbers that one message read by a table may have: each becomes an object."""
+"""The most fields and packed numbers of one message that a table reads: each becomes an object."""
 
 _MAX_LENGTH = 2**31 - 1
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
@@ -32,15 +32,15 @@ _MASK = 2**64 - 1
 
 @final
 class ProtobufError(ProtocolError):
-    """Bytes that are not the message they should be. gRPC answers with the status INTERNAL."""
+    """The bytes are not the expected message. gRPC answers with the status INTERNAL."""
 
 
 # Reading
 
 
 def read_varint(data: Buffer, at: int) -> tuple[int, int]:
-    """The varint at that place, as the number of 64 bits that it is without a sign, and the place behind it. ProtobufError
-    if it is cut off or has more than ten bytes."""
+    """The varint at `at` as an unsigned number of 64 bits, and the index behind it. ProtobufError if it is cut off or has
+    more than ten bytes."""
     value = shift = 0
     try:
         while True:
@@ -58,7 +58,7 @@ def read_varint(data: Buffer, at: int) -> tuple[int, int]:
 
 def _read_tag(data: Buffer, at: int) -> tuple[int, int]:
     value, end = read_varint(data, at)
-    if end - at > 5 or value >= 2**32:  # Google's parsers read no more, even of one that goes on with zeros
+    if end - at > 5 or value >= 2**32:  # Google's parsers read no more, even if the rest is zeros
         raise ProtobufError("a tag is a number of 32 bits in at most five bytes")
     return value, end
 
@@ -72,8 +72,8 @@ def _read_length(data: Buffer, at: int) -> tuple[int, int]:
 
 @final
 class Room:
-    """How many fields a message may still have, those of the messages in it too: a field of two bytes takes 0.2 us, and may
-    become an object."""
+    """The number of fields that a message may still have, those of nested messages included. A field of two bytes takes 0.2
+    us to read, and may become an object."""
 
     __slots__ = ("left",)
 
@@ -81,17 +81,16 @@ class Room:
         self.left = left
 
     def take(self, count: int) -> None:
-        """Takes room for so many. ProtobufError if there is not as much."""
+        """Takes room for `count` fields. ProtobufError if there is not enough."""
         self.left -= count
         if self.left < 0:
             raise ProtobufError("the message has too many fields")
 
 
 def fields(view: memoryview, room: Room) -> Iterator[tuple[int, Any, int]]:
-    """The fields of a message in the order they came: the tag (field number times 8, plus wire type), the value, and the
-    place behind it. The value is an `int` of 64 bits without a sign for a varint, and a slice of the view for the other
-    wire types. ProtobufError for what is no message, and for more fields than there is room for; all fields before the
-    fault are given first."""
+    """Yields the fields of a message in order: the tag (field number times 8, plus wire type), the value, and the index
+    behind it. The value is an unsigned `int` of 64 bits for a varint, and a slice of the view otherwise. ProtobufError for a
+    malformed message, and for more fields than there is room for; all fields before the fault are yielded first."""
     at, size = 0, len(view)
     left = begun = room.left
     while at < size:
@@ -141,7 +140,7 @@ def read_text(view: memoryview) -> str:
 
 
 def unpack_varints(view: memoryview) -> list[int]:
-    """The varints of a packed field, as numbers of 64 bits without a sign."""
+    """The varints of a packed field, as unsigned numbers of 64 bits."""
     values = list(view)
     if not values or max(values) < 0x80:  # each is one byte
         return values
@@ -153,7 +152,7 @@ def unpack_varints(view: memoryview) -> list[int]:
 
 
 def to_signed(value: int, bits: int = 64) -> int:
-    """The signed number that the low bits of a varint are. An int32 keeps 32 of the 64 that its varint may have."""
+    """The signed value of the low bits of a varint. An int32 keeps 32 of the 64 bits that its varint may have."""
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 
@@ -162,7 +161,7 @@ def to_signed(value: int, bits: int = 64) -> int:
 
 
 def encode_varint(value: int) -> bytes:
-    """A varint of a number; a negative one takes ten bytes."""
+    """The varint of a number; a negative one takes ten bytes."""
     value &= _MASK
     if value < 0x80:
         return b"%c" % value
@@ -189,7 +188,7 @@ def encode_field(number: int, payload: bytes) -> bytes:
 @final
 @dataclass(frozen=True, slots=True)
 class EnumType:
-    """An enum as its .proto file declares it: the numbers of its values by their names. `name` is as that of a message."""
+    """An enum as its .proto file declares it: the numbers of its values by name. `name` follows the rules of a message's."""
 
     name: str
     values: Mapping[str, int]
@@ -198,9 +197,9 @@ class EnumType:
 @final
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """A field as its .proto file declares it. `key` makes it a map, of keys of that kind to values of `type`; fields of one
-    message with the same `oneof` exclude each other. `enum` says which one a field of that kind has: for descriptors alone,
-    as any number is read and written."""
+    """A field as its .proto file declares it. `key` makes it a map from keys of that kind to values of `type`. Fields of one
+    message with the same `oneof` exclude each other. `enum` is the enum of a field of that kind, for descriptors alone: any
+    number is read and written."""
 
     name: str
     type: Kind | MessageType
@@ -261,8 +260,8 @@ def _unpack(kind: Kind, view: memoryview) -> list[Any]:
 
 @final
 class MessageType:
-    """A message as its .proto file declares it, by the numbers of its fields. It reads and writes such messages as dicts.
-    `name` is that in the file's package, `Outer.Inner` where it is declared within another one."""
+    """A message as its .proto file declares it, by field numbers. It reads and writes such messages as dicts. `name` is its
+    name in the file's package, or `Outer.Inner` if it is declared within another message."""
 
     __slots__ = ("_by_tag", "_entries", "_numbers", "_plain", "_rivals", "fields", "name")
 
@@ -272,7 +271,7 @@ class MessageType:
         self._by_tag: dict[int, tuple[FieldType, bool]] = {}
         self._plain: dict[str, Any] = {}
         self._rivals: dict[str, list[str]] = {}
-        self._entries: dict[str, MessageType] = {}  # what the entries of a map are
+        self._entries: dict[str, MessageType] = {}  # the type of a map's entries
         for number, field in sorted(fields.items()):
             kind = field.type
             if field.key:
@@ -291,16 +290,16 @@ class MessageType:
         return f"<message {self.name}>"
 
     def read(self, data: Buffer, *, values: int = MAX_VALUES) -> dict[str, Any]:
-        """The fields of a message by name. A list, a map and a number or text have a value always, the default where the
-        message has none; a message and a member of a oneof are absent where they are not in it. Unknown fields are skipped,
-        and so is a field with a wire type that is not its own. ProtobufError for what is no such message, and for one
-        with more than `values` fields, packed numbers and fields of its messages."""
+        """The fields of a message by name. A list, map, number or text always has a value, by default the empty one. A
+        message or a member of a oneof is absent if the data do not have it. Unknown fields are skipped, as are fields with a
+        wrong wire type. ProtobufError for malformed data, and for more than `values` fields, packed numbers and fields of
+        nested messages."""
         found: dict[str, Any] = {}
         self._read(memoryview(data).cast("B"), found, MAX_DEPTH, Room(values))
         return found
 
     def _read(self, view: memoryview, found: dict[str, Any], depth: int, room: Room) -> None:
-        """Adds the fields of a message to those of its parts before."""
+        """Adds the fields of a message to those of its earlier parts."""
         if depth < 0:
             raise ProtobufError(f"messages are nested deeper than {MAX_DEPTH}")
         if not found:
@@ -321,7 +320,7 @@ class MessageType:
                     found.pop(rival, None)
             if packed:
                 assert not isinstance(kind, MessageType)
-                room.take(len(value))  # each number has a byte at least
+                room.take(len(value))  # each number has at least one byte
                 found[name] += _unpack(kind, value)
             elif field.key:
                 pair: dict[str, Any] = {}
@@ -341,9 +340,8 @@ class MessageType:
                 found[name] = _READERS[kind](value)
 
     def write(self, values: Mapping[str, Any]) -> bytes:
-        """The bytes of a message, its fields in the order of their numbers. None is a field that is not there; defaults are
-        not written, but in a oneof. ValueError for a name that the message does not have and for a value that does not
-        fit its field."""
+        """The bytes of a message, with its fields in the order of their numbers. None is an absent field. Default values are
+        not written, except in a oneof. ValueError for an unknown name, and for a value that does not fit its field."""
         unknown = values.keys() - self._numbers.keys()
         if unknown:
             raise ValueError(f"{self.name} has no field {min(unknown)!r}")
@@ -366,7 +364,7 @@ class MessageType:
 
 
 def _is_default(value: object) -> bool:
-    return not value and not (type(value) is float and math.copysign(1, value) < 0)  # -0.0 is on the wire
+    return not value and not (type(value) is float and math.copysign(1, value) < 0)  # -0.0 must be written
 
 
 def _write_one(message: MessageType, number: int, field: FieldType, value: Any) -> bytes:

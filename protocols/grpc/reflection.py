@@ -1,8 +1,8 @@
-"""Server reflection (grpc.reflection.v1 and v1alpha): clients such as grpcurl ask a server what it serves.
+"""Server reflection (grpc.reflection.v1 and v1alpha): clients such as grpcurl ask a server for its services.
 
-The messages are those of grpc/grpc-proto, `grpc/reflection/v1/reflection.proto` and that of v1alpha: the two differ in their
-package alone. What is answered in which case is as in grpcio-reflection (a request for nothing is INVALID_ARGUMENT, where
-the server of C++ says UNIMPLEMENTED). As in C++, methods are symbols too, and `valid_host` is the `host` of the request.
+The messages are those of grpc/grpc-proto, `grpc/reflection/v1/reflection.proto` and the one of v1alpha, which differ only
+in their package. The answer in each case is that of grpcio-reflection. (An empty request gets INVALID_ARGUMENT; the C++
+server has UNIMPLEMENTED.) As in C++, methods are symbols too, and `valid_host` is the `host` of the request.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ REFLECTION_FILES = tuple(
     for version in ("v1", "v1alpha")
 )
 FILES = (GRPC_SERVICE_FILE, MODEL_CONFIG_FILE, HEALTH_FILE, *REFLECTION_FILES)
-"""What a server of inference, health and reflection serves."""
+"""The files of a server with inference, health and reflection."""
 PATHS = tuple(f"/{file.package}.ServerReflection/ServerReflectionInfo" for file in REFLECTION_FILES)
-"""The method by each of its names. A call of it is a stream of requests, each with one response, in order."""
+"""The paths of the reflection method, one for each version. A call is a stream of requests with one response each."""
 
 
 @final
 class ServerReflection:
-    """Answers the requests of reflection about some files and what they import. The services that it lists are all those of
-    the files. Threads may share it; it makes the descriptors when the first request comes that needs them."""
+    """Answers reflection requests about some files and their imports. It lists the services of all these files. Threads may
+    share it. It makes the descriptors when the first request needs them."""
 
     def __init__(self, files: Iterable[ProtoFile] = FILES) -> None:
         self._files = {one.name: one for file in files for one in file.with_imports()}
 
     def answer(self, message: Buffer) -> bytes:
-        """The ServerReflectionResponse to a ServerReflectionRequest. What is not there is an `error_response` NOT_FOUND, and
-        a request that asks for nothing is INVALID_ARGUMENT; the call goes on. A file comes with all that it imports,
-        whatever was sent before. ProtobufError for bytes that are no such request: that ends the call."""
+        """The ServerReflectionResponse to a ServerReflectionRequest. For unknown names it has an `error_response` NOT_FOUND,
+        and for an empty request INVALID_ARGUMENT; the call goes on. A file comes with all its imports, even if they were
+        sent before. ProtobufError for malformed bytes: that ends the call."""
         request = REQUEST.read(message)
         said = self._said(request)
         return RESPONSE.write({"valid_host": request["host"], "original_request": request, **said})
@@ -86,7 +86,7 @@ class ServerReflection:
             case {"file_containing_symbol": name}:
                 return self._described(self._homes.get(name), f"no symbol {name!r:.100}")
             case {"file_containing_extension": {"containing_type": name, "extension_number": number}}:
-                return _error(StatusCode.NOT_FOUND, f"no extension {number} of {name!r:.100}")  # proto3 has none
+                return _error(StatusCode.NOT_FOUND, f"no extension {number} of {name!r:.100}")  # proto3 has no extensions
             case {"all_extension_numbers_of_type": name}:
                 home = self._homes.get(name)
                 if home is None or home.symbols[name] != "message":

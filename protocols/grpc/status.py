@@ -1,4 +1,4 @@
-"""gRPC status: the codes, the error that carries one, and the coding of `grpc-message` (PROTOCOL-HTTP2, statuscodes.md)."""
+"""gRPC status: the codes, the error that has one, and the encoding of `grpc-message` (PROTOCOL-HTTP2, statuscodes.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import final
 from urllib.parse import unquote_to_bytes
 
 MAX_MESSAGE = 4096
-"""Bytes of an encoded `grpc-message`. Clients may limit trailers to 8 KiB (PROTOCOL-HTTP2), and metadata needs some."""
+"""The most bytes of an encoded `grpc-message`. Clients may limit trailers to 8 KiB (PROTOCOL-HTTP2), metadata included."""
 
 _ENCODED = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 _CUT = re.compile(rb"%[0-9A-F]?\Z")
@@ -50,22 +50,22 @@ class GRPCError(Exception):
         self.message = message
 
     def again(self) -> GRPCError:
-        """Returns a new error like this one, to be raised. A decoder that fails for good keeps one and raises copies: the
-        traceback of a raised error keeps the frames it came through alive, and by them the decoder and its input."""
+        """Returns a new error like this one, to be raised. A failed decoder keeps one error and raises copies: the traceback
+        of a raised error keeps its frames alive, and through them the decoder and its input."""
         return GRPCError(self.code, self.message)
 
 
 def encode_text(text: str) -> bytes:
-    """Encodes a `grpc-message`: UTF-8, with `%XX` for each byte outside 0x20 to 0x7E and for `%` itself.
+    """Encodes a `grpc-message`: UTF-8, with `%XX` for `%` and for each byte outside 0x20 to 0x7E.
 
     Spaces at either end are encoded too, because an HTTP/2 field value must not begin or end with one (RFC 9113 section
     8.2.1). A text that encodes to more than MAX_MESSAGE bytes is cut after a whole character and ends with `...`. A lone
-    surrogate, which has no UTF-8, becomes `?`.
+    surrogate, which UTF-8 cannot carry, becomes `?`.
     """
     encoded = _escaped(text[: MAX_MESSAGE + 1].encode("utf-8", "replace"))
     if len(encoded) <= MAX_MESSAGE:
         return encoded
-    # At most 2 bytes of an escape and 3 of a character are cut off. A last space would be encoded as it ends the text.
+    # At most 2 bytes of an escape and 3 of a character are cut off. A final space would be encoded, so it is removed.
     kept = unquote_to_bytes(_CUT.sub(b"", encoded[: MAX_MESSAGE - 3])).decode("utf-8", "ignore")
     return _escaped(kept.rstrip(" ").encode()) + b"..."
 
@@ -78,13 +78,13 @@ def _escaped(raw: bytes) -> bytes:
 
 
 def decode_text(value: bytes) -> str:
-    """Decodes a `grpc-message`. Any bytes are accepted, as PROTOCOL-HTTP2 demands: an invalid escape stays as it is, and
+    """Decodes a `grpc-message`. Any bytes are accepted, as PROTOCOL-HTTP2 requires: an invalid escape stays as it is, and
     bytes that are not UTF-8 become U+FFFD."""
     return unquote_to_bytes(value).decode("utf-8", "replace")
 
 
 def parse_code(value: bytes) -> StatusCode:
-    """Returns the code that a `grpc-status` names; UNKNOWN for a number without a name and for what is no number."""
+    """Returns the code of a `grpc-status`. UNKNOWN for a number without a name, and if it is not a number."""
     number = int(value) if _CODE.fullmatch(value) else -1
     return StatusCode(number) if 0 <= number <= StatusCode.UNAUTHENTICATED else StatusCode.UNKNOWN
 
@@ -101,7 +101,7 @@ _FROM_HTTP: Mapping[int, StatusCode] = MappingProxyType({
     504: StatusCode.UNAVAILABLE,
 })  # fmt: skip
 
-# RFC 9113 section 7 has the numbers. STREAM_CLOSED has no code in PROTOCOL-HTTP2, nor have numbers without a name.
+# RFC 9113 section 7 has the numbers. PROTOCOL-HTTP2 has no code for STREAM_CLOSED, nor for numbers without a name.
 _FROM_RESET: Mapping[int, StatusCode] = MappingProxyType({
     0x0: StatusCode.INTERNAL,  # NO_ERROR
     0x1: StatusCode.INTERNAL,  # PROTOCOL_ERROR
@@ -120,11 +120,11 @@ _FROM_RESET: Mapping[int, StatusCode] = MappingProxyType({
 
 def code_of_http_status(status: int) -> StatusCode:
     """Returns the code that a client reports for an answer without `grpc-status` (http-grpc-status-mapping.md): UNKNOWN for
-    each HTTP status that the table does not list, 200 included. A server must not use it."""
+    each HTTP status that the table does not list, including 200. A server must not use it."""
     return _FROM_HTTP.get(status, StatusCode.UNKNOWN)
 
 
 def code_of_reset(wire_code: int) -> StatusCode:
     """Returns the code that a client reports for a stream that the server reset with this HTTP/2 error code (PROTOCOL-HTTP2,
-    Errors): UNKNOWN for one that the table does not map."""
+    Errors): UNKNOWN for a code that the table does not map."""
     return _FROM_RESET.get(wire_code, StatusCode.UNKNOWN)

@@ -1,4 +1,4 @@
-"""The messages of inference in gRPC's Open Inference Protocol (v2) in the client's role."""
+"""The inference messages of gRPC's Open Inference Protocol (v2), in the client's role."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from protocols.v2.request import WantedOutput
 from protocols.v2.response import V2Answer
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
 
-_PARTS = 1000  # of a message that comes in parts: any number may, one is usual
+_PARTS = 1000  # parts of one message: protobuf allows any number, one is usual
 
 
 @final
 class StreamedAnswer(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A ModelStreamInferResponse as its client reads it: `error` is empty where there is none. `final` is the parameter
-    `triton_final_response`; None where the server does not say."""
+    """A ModelStreamInferResponse as its client reads it. `error` is empty if there is none. `final` is the parameter
+    `triton_final_response`, or None if the server does not send it."""
 
     error: str
     answer: V2Answer
@@ -61,7 +61,7 @@ def render_infer_request(
     typed: bool = False,
 ) -> list[Buffer]:
     """A client's ModelInferRequest, as buffers to write in order. Arrays are not copied: they must not change until they are
-    written. `typed` sends `contents` instead of raw data: V2Error for FP16 and BF16, which have none."""
+    written. `typed` sends `contents` instead of raw data: V2Error for FP16 and BF16, which cannot be sent so."""
     head = [encode_names(model_name, model_version)]
     if id:
         head.append(encode_id(id))
@@ -83,13 +83,13 @@ def _encode_output(output: WantedOutput) -> bytes:
 
 
 def read_infer_response(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
-    """The answer in a ModelInferResponse. Outputs are read-only views of it where their bytes allow that, those of BYTES
-    arrays of `bytes`. ProtobufError for what is no such message, V2Error for outputs that cannot be."""
+    """The answer in a ModelInferResponse. Outputs are read-only views of it if their bytes allow that; those of BYTES are
+    arrays of `bytes`. ProtobufError for a malformed message, V2Error for invalid outputs."""
     return _read_response([memoryview(message).toreadonly().cast("B")], limits)
 
 
 def read_streamed_response(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> StreamedAnswer:
-    """The ModelStreamInferResponse in a message, its answer as `read_infer_response` reads it."""
+    """The ModelStreamInferResponse in a message, with its answer as `read_infer_response` reads it."""
     error = ""
     parts: list[memoryview] = []
     for tag, value, _ in fields(memoryview(message).toreadonly().cast("B"), Room(limits.values)):

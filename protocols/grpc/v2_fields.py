@@ -1,4 +1,4 @@
-"""Tensors and parameters in the messages of gRPC's Open Inference Protocol (v2), for either role."""
+"""Tensors and parameters in the messages of gRPC's Open Inference Protocol (v2), for both roles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from protocols.v2.tensors import (
     show,
 )
 
-# Tags: the number of a field times 8, plus the wire type. Of requests; where responses differ is said there.
+# Tags: the number of a field times 8, plus the wire type. Those of requests; RAW_OUTPUTS and the last line are responses'.
 MODEL_NAME, MODEL_VERSION, ID, PARAMETERS, TENSORS = 0x0A, 0x12, 0x1A, 0x22, 0x2A
 OUTPUTS, RAW_INPUTS, RAW_OUTPUTS = 0x32, 0x3A, 0x32
 NAME, _DATATYPE, _SHAPE, _PACKED_SHAPE, _TENSOR_PARAMETERS, _CONTENTS = 0x0A, 0x12, 0x18, 0x1A, 0x22, 0x2A
@@ -40,10 +40,10 @@ _LARGEST_VARINT = 10
 
 _DOUBLES = struct.Struct("<d")
 FINAL_RESPONSE = "triton_final_response"
-"""The parameter of a stream's response that says whether it is the last one of its request."""
+"""The parameter of a stream's response that tells whether it is the last one of its request."""
 
 KEPT_BYTES = 1024
-"""A longer piece of a message is not remembered."""
+"""The longest piece of a message that is cached, in bytes."""
 KEPT_ENTRIES = 128
 
 Key = TypeVar("Key")
@@ -89,8 +89,8 @@ class TensorFields:
 def read_tensors(
     entries: Sequence[TensorFields], raw: Sequence[memoryview], message: memoryview, limits: V2Limits, kind: str
 ) -> tuple[tuple[V2Tensor, ...], int]:
-    """The tensors of a message, and the bytes that were copied or converted for them. The raw contents are those of all
-    tensors in order, or of none."""
+    """The tensors of a message, and the number of bytes that were copied or converted for them. `raw` has the raw contents
+    of all tensors in order, or is empty."""
     field = f"raw_{kind}_contents"
     check_names([entry.name for entry in entries], f"{kind}s")
     if raw and len(raw) != len(entries):
@@ -124,13 +124,13 @@ def read_tensors(
 
 
 def check_many(entries: Sequence[object], member: str, limits: V2Limits) -> None:
-    """V2Error unless one more entry is allowed."""
+    """Raises V2Error unless one more entry is allowed."""
     if len(entries) == limits.tensors:
         raise V2Error(f"{member} has at most {limits.tensors} entries (limits.tensors), got more")
 
 
 def check_names(names: Sequence[str], member: str) -> None:
-    """V2Error unless each entry has a name that no other has."""
+    """Raises V2Error unless each entry has a unique name."""
     if len(set(names)) < len(names) or "" in names:
         for index, name in enumerate(names):
             if not name:
@@ -140,7 +140,7 @@ def check_names(names: Sequence[str], member: str) -> None:
 
 
 def add_parameter(parameters: dict[str, Any], view: memoryview, room: Room) -> None:
-    """Adds an entry of a map of InferParameter. The last value of a name stands, and of its oneof the last member."""
+    """Adds an entry of a map of InferParameter. The last value of a name wins, as does the last member of its oneof."""
     key = ""
     value: bool | int | float | str | None = None
     for tag, piece, _ in fields(view, room):
@@ -162,7 +162,7 @@ def add_parameter(parameters: dict[str, Any], view: memoryview, room: Room) -> N
 
 
 def drop_transfer(parameters: dict[str, Any]) -> None:
-    """Takes out the parameters that are about a body of HTTP."""
+    """Removes the parameters that concern the body of an HTTP request."""
     for key in _TRANSFER:
         parameters.pop(key, None)
 
@@ -171,7 +171,7 @@ def drop_transfer(parameters: dict[str, Any]) -> None:
 
 
 def encode_names(model_name: str, model_version: str) -> bytes:
-    """The fields 1 and 2, which requests and responses begin with."""
+    """The fields 1 and 2, with which requests and responses begin."""
     out = encode_field(1, model_name.encode()) if model_name else b""
     return out + encode_field(2, model_version.encode()) if model_version else out
 
@@ -185,7 +185,7 @@ def encode_id(id: str) -> bytes:
 
 
 def encode_tensor(tensor: V2Tensor) -> bytes:
-    """The fields of a tensor but its contents."""
+    """The fields of a tensor without its contents."""
     if type(tensor.name) is not str or not tensor.name:
         raise V2Error(f"a tensor has a name, which is a string, got {show(tensor.name)}", status=500)
     shape = b"".join([encode_varint(size) for size in tensor.array.shape])
@@ -201,7 +201,7 @@ def encode_tensor(tensor: V2Tensor) -> bytes:
 
 
 def encode_parameters(number: int, parameters: Parameters, of: str) -> bytes:
-    """A map of InferParameter. V2Error with status 500 for a value that it cannot have; `of` names its owner."""
+    """A map of InferParameter. V2Error with status 500 for an invalid value; `of` names its owner."""
     out = []
     for key, value in parameters.items():
         if isinstance(value, np.generic):
@@ -233,8 +233,8 @@ FINAL = {final: encode_parameters(4, {FINAL_RESPONSE: final}, "the response") fo
 
 
 def join_raw(head: list[bytes], tag: int, tensors: Sequence[V2Tensor]) -> list[Buffer]:
-    """The buffers of a message that ends with raw contents: an entry for each tensor, empty ones too. Data are
-    the tensors' own memory where that is possible: see `encode_binary`."""
+    """The buffers of a message that ends with raw contents: an entry for each tensor, even an empty one. The data are the
+    tensors' own memory if possible, see `encode_binary`."""
     buffers: list[Buffer] = []
     for tensor in tensors:
         data = raw_data(tensor)
@@ -250,7 +250,7 @@ def join_raw(head: list[bytes], tag: int, tensors: Sequence[V2Tensor]) -> list[B
 
 
 def raw_data(tensor: V2Tensor) -> list[Buffer]:
-    """What `encode_binary` gives of a tensor. V2Error, which names it."""
+    """The data of a tensor, as `encode_binary` gives them. V2Error, which names the tensor."""
     try:
         return encode_binary(tensor.array, tensor.datatype)
     except V2Error as error:
@@ -271,7 +271,7 @@ def typed_tensors(tensors: Sequence[V2Tensor]) -> Iterator[Buffer]:
 
 
 def join(head: list[bytes], rest: Iterable[Buffer]) -> list[Buffer]:
-    """The buffers of a message: small ones that follow each other are one."""
+    """The buffers of a message, with small neighbors joined."""
     buffers: list[Buffer] = []
     small = head
     for buffer in rest:
@@ -288,7 +288,7 @@ def join(head: list[bytes], rest: Iterable[Buffer]) -> list[Buffer]:
 
 
 def keep(memo: dict[Key, Value], key: Key, value: Value) -> None:
-    """Adds to a memo, which begins anew when it is full."""
+    """Adds to a cache, which is cleared when it is full."""
     if len(memo) >= KEPT_ENTRIES and key not in memo:
-        memo.clear()  # one step: threads may read it
+        memo.clear()  # one step, because threads may read it
     memo[key] = value

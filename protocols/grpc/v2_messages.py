@@ -1,9 +1,9 @@
-"""The messages of inference in gRPC's Open Inference Protocol (v2): ModelInferRequest, ModelInferResponse and the stream's.
+"""The inference messages of gRPC's Open Inference Protocol (v2): ModelInferRequest, ModelInferResponse and the stream's.
 
-They are read and written by hand: a tensor's bytes stay a view of the message, and leave as they are. A request that
-differs from an earlier one in its raw data and its id alone is found by the bytes before that data. FP32 [1, 16] then
-takes 1.0 us (2.0 with an id), and 9 without such a plan; FP32 of 16 MiB takes the same. To look for a plan costs a request
-that has none 1 us.
+They are read and written by hand: a tensor's bytes stay a view of the message, and are sent without a copy. A request that
+differs from an earlier one only in its raw data and its id is recognized by the bytes before that data, and read by a
+plan. FP32 [1, 16] then takes 1.0 us (2.0 with an id), as does FP32 of 16 MiB; without a plan it takes 9 us. A request
+without a plan pays 1 us for the search.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from protocols.v2.response import check_outputs, choose_outputs
 from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, V2Tensor, show
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""The parameter of a request that asks for an empty response at its end, where the model is decoupled."""
+"""The parameter of a request that asks for an empty response at its end, if the model is decoupled."""
 
 _LENGTHS = 4  # plans that are tried for messages of one size
 
@@ -66,15 +66,15 @@ _array = np.ndarray
 
 
 def contents_size(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> int:
-    """The bytes of a ModelInferRequest that typed contents may be: those of its tensors without raw data. ProtobufError for
-    what is no message."""
+    """The most bytes of a ModelInferRequest that can be typed contents: those of its tensors without raw data. ProtobufError
+    for a malformed message."""
     view = memoryview(message).cast("B")
     return sum(len(value) for tag, value, _ in fields(view, Room(limits.values)) if tag == TENSORS)
 
 
 def read_names(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> tuple[str, str, str]:
-    """The name and the version of the model and the id of a ModelInferRequest, whatever else is in it: for the answer to one
-    that is refused. ProtobufError for what is no message."""
+    """The model's name and version and the id of a ModelInferRequest, whatever else it holds: for the answer to a request
+    that is refused. ProtobufError for a malformed message."""
     found = {MODEL_NAME: "", MODEL_VERSION: "", ID: ""}
     for tag, value, _ in fields(memoryview(message).cast("B"), Room(limits.values)):
         if tag in found:
@@ -84,9 +84,9 @@ def read_names(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> tuple[str,
 
 @final
 class InferCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A ModelInferRequest. `request` is what it asks of the model; its inputs are views of the message, which must not
-    change while they live. `typed` says that its tensors came as `contents`, and the answer's may too. `empty_final` is the
-    parameter `triton_enable_empty_final_response`, which is not the model's."""
+    """A ModelInferRequest. `request` is the part for the model; its inputs are views of the message, which must not change
+    while they live. `typed` is True if its tensors came as `contents`; the answer's may too. `empty_final` is the parameter
+    `triton_enable_empty_final_response`, which is not passed to the model."""
 
     model_name: str
     model_version: str
@@ -96,8 +96,8 @@ class InferCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     plan: InferPlan | None = None
 
     def check(self, signature: ModelSignature) -> None:
-        """V2Error unless the inputs and the outputs that the request asks for are those that the model declares. A request
-        by a plan is not checked again for the signature that it was checked for last."""
+        """Raises V2Error unless the inputs and the requested outputs are those that the model declares. A request read by a
+        plan is not checked again for the signature that the plan was last checked for."""
         plan = self.plan
         if plan is not None and plan.checked is signature:
             return
@@ -110,8 +110,8 @@ class InferCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 @final
 class InferPlan:
-    """Requests that have the same bytes before their first raw contents, but for an id, and raw contents of the same
-    sizes: what they all say."""
+    """The common content of requests that have the same bytes before their first raw contents, except for an id, and raw
+    contents of the same sizes."""
 
     __slots__ = ("checked", "empty_final", "model_name", "model_version", "outputs", "size", "tensors")
 
@@ -121,11 +121,11 @@ class InferPlan:
         self.tensors = tensors
         """For each tensor: name, datatype, dtype, shape, bytes, and the tag and length of the next one's contents."""
         self.size = size
-        """The bytes of the message, without its id."""
+        """The size of the message without its id, in bytes."""
         self.checked: ModelSignature | None = None
 
     def read(self, message: Buffer, at: int, id: str) -> InferCall | None:
-        """The request in a message whose first raw contents begin there; None if it is another one after all."""
+        """The request in a message whose first raw contents begin at `at`. None if it differs from the plan after all."""
         inputs = []
         for name, datatype, dtype, shape, nbytes, between in self.tensors:
             inputs.append(V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, message, at)))
@@ -146,28 +146,29 @@ class InferPlan:
 
 @final
 class InferRequestReader:
-    """Reads the ModelInferRequests that a server gets, for all of its models.
+    """Reads the ModelInferRequests of a server, for all of its models.
 
-    It remembers 128 beginnings of requests, each of at most 1 KiB, and never an id, a parameter or a tensor's data.
-    Threads may share it.
+    It caches 128 beginnings of requests, each of at most 1 KiB, and never an id, a parameter or a tensor's data. Threads may
+    share it.
     """
 
     __slots__ = ("_lengths", "_limits", "_plans")
 
     def __init__(self, limits: V2Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self._plans: dict[bytes, InferPlan] = {}  # by the bytes before raw contents, without the id
-        self._lengths: dict[int, tuple[int, ...]] = {}  # of those, by the size of a message without its id
+        self._plans: dict[bytes, InferPlan] = {}  # by the bytes before the raw contents, without the id
+        self._lengths: dict[int, tuple[int, ...]] = {}  # the lengths of those bytes, by the size of a message without its id
 
     def read(self, message: Buffer) -> InferCall:
-        """The request in a message. ProtobufError for what is no such message (gRPC's INTERNAL), and V2Error, which names
-        the input, what was expected and what came, for a request that no model can have (INVALID_ARGUMENT).
-        `InferCall.check` checks it against one model."""
+        """The request in a message. ProtobufError for a malformed message (gRPC's INTERNAL). V2Error for a request that no
+        model can accept (INVALID_ARGUMENT); it names the input, the expected and the actual value. `InferCall.check` checks
+        the request against one model."""
         return self.planned(message) or self.call(self.parts(message))
 
     def planned(self, message: Buffer) -> InferCall | None:
-        """What `read` returns, if an earlier request began like this one. Costs the same whatever the size."""
-        if type(message) is not bytes:  # which arrays may view as it is
+        """The result of `read` if an earlier request began like this one, else None. The cost does not depend on the
+        size."""
+        if type(message) is not bytes:  # bytes, because arrays may then be views of the message
             message = memoryview(message).toreadonly().cast("B")
         size = len(message)
         lengths = self._lengths
@@ -189,18 +190,18 @@ class InferRequestReader:
         return None
 
     def parts(self, message: Buffer) -> RequestParts:
-        """The first half of `read`: the fields of a message, of which contents may be copied as they are. ProtobufError and
+        """The first half of `read`: the fields of a message. Contents may be copied as they are. ProtobufError and
         V2Error."""
         return RequestParts(memoryview(message).toreadonly().cast("B"), self._limits)
 
     def call(self, parts: RequestParts) -> InferCall:
-        """The second half: the request that they are. V2Error."""
+        """The second half of `read`: the request of these fields. V2Error."""
         call = parts.call()
         self._plan(parts, call)
         return call
 
     def _plan(self, parts: RequestParts, call: InferCall) -> None:
-        """Keeps a plan of a request, if it has one."""
+        """Keeps a plan of a request, if it can have one."""
         message = parts.view
         begin, end = _find_id(message, len(message))
         at, id_bytes = parts.raw_from, end - begin
@@ -212,7 +213,7 @@ class InferRequestReader:
         tensors = []
         for index, tensor in enumerate(request.inputs):
             array = tensor.array
-            # The bytes of BYTES and BOOL are looked at each time.
+            # The bytes of BYTES and BOOL must be checked each time.
             if tensor.parameters or type(array) is BytesData or tensor.datatype == "BOOL" or not array.size:
                 return
             between = b""
@@ -228,8 +229,8 @@ class InferRequestReader:
 
 
 def _find_id(message: Buffer, size: int) -> tuple[int, int]:
-    """The place of the field `id`, where it comes as all clients write it: after the name and the version of the model, or
-    one of them, and shorter than 128 bytes. Zeros otherwise."""
+    """The start and end of the field `id`, if it is in the usual place: behind the name and the version of the model, or one
+    of them, and shorter than 128 bytes. Zeros otherwise."""
     at = 0
     for tag in (MODEL_NAME, MODEL_VERSION):
         if at + 1 < size and message[at] == tag:
@@ -262,7 +263,7 @@ class RequestParts:
         self.raw: list[memoryview] = []
         self.raw_ends: list[int] = []
         self.raw_from = 0
-        """The place of the first raw contents, if nothing else follows; else 0."""
+        """The position of the first raw contents if only raw contents follow; else 0."""
         last, room = 0, Room(limits.values)
         for tag, value, end in fields(view, room):
             if tag == RAW_INPUTS:
@@ -294,19 +295,19 @@ class RequestParts:
 
     @property
     def cost(self) -> int:
-        """The most bytes that arrays take which are no views of the message."""
+        """The most bytes that arrays take besides views of the message."""
         return sum(entry.contents.cost for entry in self.inputs if entry.contents is not None)
 
     @property
     def work(self) -> int:
-        """The bytes that are looked at one by one to make arrays."""
+        """The number of bytes that are examined one by one to make arrays."""
         looked_at = [
             len(raw) for raw, entry in zip(self.raw, self.inputs, strict=False) if entry.datatype in ("BOOL", "BYTES")
         ]
         return self.cost + sum(looked_at)
 
     def call(self) -> InferCall:
-        """The request that the fields are. V2Error if no model can have it."""
+        """The request of the fields. V2Error if no model can accept it."""
         parameters = self.call_parameters
         empty_final = False
         if parameters:
@@ -364,10 +365,10 @@ def _read_output(view: memoryview, room: Room) -> tuple[str, dict[str, Any]]:
 
 @final
 class InferResponseWriter:
-    """Writes the answers of one model: ModelInferResponse, and those of a stream in ModelStreamInferResponse.
+    """Writes the answers of one model: ModelInferResponse, and for a stream ModelStreamInferResponse.
 
-    It remembers 128 beginnings of outputs, and of answers that have one output and no id, each of at most 1 KiB. Threads may
-    share it.
+    It caches 128 beginnings of outputs, and of answers with one output and no id, each of at most 1 KiB. Threads may share
+    it.
     """
 
     __slots__ = ("_heads", "_openings", "_prefix", "_promises", "_signature")
@@ -387,13 +388,13 @@ class InferResponseWriter:
         *,
         typed: bool = False,
     ) -> list[Buffer]:
-        """The ModelInferResponse to `request` with what the model gave, as buffers to write in order. Those
-        with the data of tensors may be the model's own memory, which must not change until they are written.
+        """The ModelInferResponse to `request` with the model's outputs, as buffers to write in order. Buffers with the data
+        of tensors may be the model's own memory, which must not change until they are written.
 
-        Requested outputs come in the order requested, else all in the model's order. The id is that of the request, or
-        `response_id` where the model chose one. `typed` writes `contents`, if they have a field for each output's
-        datatype: raw contents otherwise, one entry for each output, as clients take them by position. V2Error 400 for a
-        requested output that does not exist, 500 if the model broke its own declaration.
+        Requested outputs come in the requested order; without a request, all come in the model's order. The id is that of
+        the request, or `response_id` if the model chose one. `typed` writes `contents` if they have a field for each
+        output's datatype. Otherwise raw contents are written, one entry for each output, because clients match them by
+        position. V2Error 400 for a requested output that does not exist, 500 if the model broke its own declaration.
         """
         return self._render(outputs, request, response_id, parameters, b"", typed)
 
@@ -407,7 +408,7 @@ class InferResponseWriter:
         final: bool,
         typed: bool = False,
     ) -> list[Buffer]:
-        """The ModelStreamInferResponse with such a response, as `render` has it. `final` is its parameter
+        """The ModelStreamInferResponse with the response that `render` makes. `final` is its parameter
         `triton_final_response`."""
         buffers = self._render(outputs, request, response_id, parameters, FINAL[final], typed)
         size = encode_varint(sum(map(len, buffers)))
@@ -439,7 +440,7 @@ class InferResponseWriter:
         known: tuple[str, str, tuple[int, ...], bytes] | None = None
         if len(outputs) == 1 and not (id or parameters or typed):
             tensor = outputs[0]
-            if not tensor.parameters and tensor.datatype != "BYTES":  # whose size its shape does not say
+            if not tensor.parameters and tensor.datatype != "BYTES":  # the size of BYTES does not follow from the shape
                 known = tensor.name, tensor.datatype, tensor.array.shape, end
                 if (before := self._heads.get(known)) is not None:
                     return [before, *raw_data(tensor)]
@@ -462,7 +463,7 @@ class InferResponseWriter:
         return buffers
 
     def _open(self, tensor: V2Tensor) -> bytes:
-        """An output without its contents."""
+        """The fields of an output without its contents."""
         opening = encode_field(5, encode_tensor(tensor))
         if not tensor.parameters and len(opening) <= KEPT_BYTES:
             keep(self._openings, (tensor.name, tensor.datatype, tensor.array.shape), opening)
@@ -470,7 +471,7 @@ class InferResponseWriter:
 
 
 def render_stream_error(message: str, id: str = "", *, model_name: str = "", model_version: str = "") -> bytes:
-    """The ModelStreamInferResponse of a request of a stream that is refused or has failed: its error, its id, and
-    `triton_final_response` true, after which the stream goes on."""
+    """The ModelStreamInferResponse for a request of a stream that is refused or has failed: its error, its id, and
+    `triton_final_response` true. The stream goes on after it."""
     response = encode_names(model_name, model_version) + (encode_id(id) if id else b"") + FINAL[True]
     return encode_field(1, message.encode(errors="replace")) + encode_field(2, response)

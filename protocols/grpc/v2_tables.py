@@ -1,9 +1,9 @@
 """The messages of Triton's GRPCInferenceService, and those of grpc.health.v1, as tables.
 
 The numbers are those of triton-inference-server/common, `protobuf/grpc_service.proto` and `model_config.proto`, and of
-grpc/grpc-proto, `grpc/health/v1/health.proto`. Of the model configuration only what clients read is here: readers skip
-the rest. Either role reads and writes all of them, but for the messages of inference: those have a codec of their own
-(`v2_messages`), and are here for whoever describes them.
+grpc/grpc-proto, `grpc/health/v1/health.proto`. The model configuration has only the fields that clients read; they skip the
+rest. Both roles read and write all messages by these tables, except those of inference: `v2_messages` has a separate codec
+for them, and their tables serve descriptors alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _empty(name: str) -> MessageType:
 
 
 def _named(name: str) -> MessageType:
-    """A request about one thing, or with an empty name about all."""
+    """A request about one thing or, with an empty name, about all."""
     return MessageType(name, {1: _NAME})
 
 

@@ -1,4 +1,4 @@
-"""LMI's dynamic batch: several prompts in one request, one text for each of them in the answer."""
+"""LMI's dynamic batch: several prompts in one request, and one text for each of them in the answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from protocols.lmi.request import TEXT_JSON, parameters_of, read_document, strea
 
 MiB = 1024 * 1024
 MAX_PROMPTS = 64
-"""Prompts in one request, where nobody says otherwise: each is a generation of its own."""
+"""The default limit of prompts in one request: each is a separate generation."""
 
 
 @final
 class DynamicRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts, at least one, with the same parameters for all. `given` are those that the request names itself
+    """Prompts, at least one, with the same parameters for all. `given` has the parameters that the request itself names
     (`read_parameters`)."""
 
     inputs: tuple[str, ...]
@@ -41,7 +41,7 @@ def parse_dynamic(
     json_limit: int = TEXT_JSON,
     depth: int = 64,
 ) -> DynamicRequest:
-    """`protocols.lmi.request.read_document` and `parse_dynamic_document` in one. `text/plain` is one prompt."""
+    """Reads a body with `protocols.lmi.request.read_document` and `parse_dynamic_document`. `text/plain` is one prompt."""
     document = read_document(body, content_type, json_limit=json_limit, depth=depth)
     return parse_dynamic_document(document, streaming=streaming, max_prompts=max_prompts, table=table, rule=rule)
 
@@ -54,11 +54,12 @@ def parse_dynamic_document(
     table: Table = Table.VLLM,
     rule: SamplingRule = SamplingRule.V0_31,
 ) -> DynamicRequest:
-    """Reads a request of a dynamic batch: `inputs` is a prompt or an array of them, and all of them get `parameters`.
+    """Reads a request of a dynamic batch: `inputs` is a prompt or an array of prompts, and `parameters` hold for all of
+    them.
 
-    `streaming` is the server's option enable_streaming; whether `stream` of the request is true does not count. The answer
-    has one text for each prompt: `best_of` and `num_beams` choose it where nothing is streamed, and `n` can only be 1.
-    LMIError for what cannot be served, to be answered with `dynamic_error_body`.
+    `streaming` is the server's option enable_streaming; the request's own `stream` is checked and then ignored. The answer
+    has one text for each prompt: without a stream, `best_of` and `num_beams` choose it. `n` must be 1. LMIError for a
+    request that cannot be served; answer it with `dynamic_error_body`.
     """
     inputs = _prompts(document.get("inputs"), max_prompts)
     stream_of(document)
@@ -87,22 +88,21 @@ def _prompts(inputs: object, most: int) -> tuple[str, ...]:
 
 
 def dynamic_error_body(message: str, code: int = 424) -> bytes:
-    """The `application/json` body of an answer that is an error, with the HTTP status `code`; to the byte as LMI prints
-    it."""
+    """The `application/json` body of an error answer with the HTTP status `code`, byte for byte as LMI prints it."""
     return b'{\n  "code":%d,\n  "message":"invoke handler failure",\n  "error":%b\n}' % (code, json_string(message))
 
 
 @final
 class DynamicEncoder:
-    """The bytes of one answer. `token` for each token of each prompt, in any order among them, and `end` for a prompt that
-    has no more; then `finish`, or `error` where one of them fails. Exactly one of these ends the answer; what is called
-    after it gives no bytes more.
+    """Makes the bytes of one answer. Call `token` for each token of each prompt, in any order of prompts, and `end` for a
+    prompt that has no more; then `finish`, or `error` if a prompt fails. One of these two ends the answer; later calls give
+    no bytes.
 
-    Not `streaming`: one document, an array of an object for each prompt. Streaming: lines with one entry for each
-    prompt, the token that it has made since the last line or "". A line is complete as soon as every prompt that goes
-    on has a token on it, so that prompts in step make the lines of LMI; a prompt that is ahead of the others
-    completes it too, by its next token. Nobody has to wait for that: `flush` gives what there is, and a caller does
-    it when no token is ready. What is kept is bounded by `max_text` bytes, as they will be written.
+    Without `streaming` the answer is one document, an array with an object for each prompt. With it the answer is lines with
+    one entry for each prompt: the token that it has made since the last line, or "". A line is complete as soon as every
+    active prompt has a token on it, so prompts in step make the lines of LMI. A prompt that is ahead of the others completes
+    it too, with its next token. `flush` gives an incomplete line: call it when no token is ready. The kept text is bounded
+    by `max_text` bytes, as it will be written.
     """
 
     __slots__ = (
@@ -123,30 +123,30 @@ class DynamicEncoder:
         count = len(request.inputs)
         self.content_type = "application/jsonlines" if streaming else "application/json"
         self.streaming = streaming
-        """Whether there are bytes before `finish`, so that the head must be sent before the generation is complete."""
+        """True if there are bytes before `finish`, so that the head must be sent before the generation is complete."""
         self._request = request
         self._max = max_text
         self._held = 0
         self._closed = False
         self._active = count
         self._left = [request.parameters.max_new_tokens] * count  # tokens that a prompt may still have; 0: it has ended
-        self._texts = [bytearray() for _ in range(count)]  # escaped; of a stream nothing is kept beside its line
+        self._texts = [bytearray() for _ in range(count)]  # escaped; a stream keeps only its current line
         self._line: list[bytes | None] = [None] * count
-        self._missing = count  # prompts that go on and have no entry on the line
+        self._missing = count  # active prompts without an entry on the line
 
     @property
     def finished(self) -> bool:
-        """Every prompt has ended: no token may follow. The answer still needs its `finish`."""
+        """True if every prompt has ended: no token may follow. The answer still needs its `finish`."""
         return not self._active
 
     def ended(self, prompt: int) -> bool:
-        """Whether the prompt of this index has had its last token, which is number `max_new_tokens` if none said so."""
+        """True if this prompt has had its last token, by its own word or as number `max_new_tokens`."""
         return not self._left[prompt]
 
     def token(self, prompt: int, text: str, last: bool = False) -> bytes:
-        """One token of the prompt of this index, and whether it is its last: the lines that it completes, none if not
-        streaming. LMIError above `max_text`, and the token counts for nothing: send `error` then. A token after a
-        prompt's last is the caller's mistake, LocalProtocolError."""
+        """Takes one token of this prompt; `last` is True for its last. Returns the lines that it completes, or nothing
+        without streaming. LMIError above `max_text`, and the token does not count: call `error` then. LocalProtocolError for
+        a token after the prompt's last."""
         if self._closed:
             return b""
         if self.ended(prompt):
@@ -169,13 +169,12 @@ class DynamicEncoder:
         return before if self._missing else before + self.flush()
 
     def end(self, prompt: int, rest: str = "") -> bytes:
-        """The prompt of this index has no more tokens: the line that only it was waited for, if that is so. Once is
-        enough, and more is harmless. `rest` is a text that belongs to no token, since it was held back until the end was
-        known: LMIError above `max_text`."""
+        """Ends this prompt. Returns the line that waited only for it, if there is one. Repeated calls are harmless. `rest`
+        is text of no token, held back until the end was known: LMIError above `max_text`."""
         if self._closed or self.ended(prompt):
             return b""
         if rest:
-            self._left[prompt] = 1  # it is as a last token
+            self._left[prompt] = 1  # `rest` is handled like a last token
             return self.token(prompt, rest, last=True)
         self._left[prompt] = 0
         self._active -= 1
@@ -183,7 +182,7 @@ class DynamicEncoder:
         return b"" if self._missing else self.flush()
 
     def flush(self) -> bytes:
-        """The line of the tokens that are not out yet, or nothing where there are none."""
+        """The line of the tokens that are not sent yet; empty if there are none."""
         if self._closed or self._line.count(None) == len(self._line):
             return b""
         line = b'{"outputs": [%b]}\n' % b", ".join([b'""' if entry is None else entry for entry in self._line])
@@ -193,7 +192,7 @@ class DynamicEncoder:
         return line
 
     def finish(self) -> bytes:
-        """Completes the answer: the document; in a stream what is not out yet, and no line that says so."""
+        """Completes the answer: the document, or the unsent line of a stream, which has no line that marks its end."""
         if self._closed:
             return b""
         rest = self.flush() if self.streaming else self._document()
@@ -201,8 +200,8 @@ class DynamicEncoder:
         return rest
 
     def error(self, message: str) -> bytes:
-        """Ends an answer that failed. In a stream what is not out yet, and a last line with the error's object, where LMI
-        itself just stops, as if it were complete. Else the whole body, of an answer with status 424."""
+        """Ends an answer that failed. In a stream: the unsent line, and a last line with the error's object. LMI itself just
+        stops there, as if the answer were complete. Without a stream: the whole body of an answer with status 424."""
         if self._closed:
             return b""
         if not self.streaming:
@@ -221,8 +220,7 @@ class DynamicEncoder:
 
 
 def _ascii(text: str) -> bytes:
-    """A JSON string as `json.dumps` writes it unless told otherwise. A lone surrogate, which strict readers refuse, becomes
-    U+FFFD."""
+    """A JSON string as `json.dumps` writes it by default. A lone surrogate, which strict readers refuse, becomes U+FFFD."""
     if not text.isascii():
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return encode_basestring_ascii(text).encode()

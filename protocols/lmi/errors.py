@@ -1,4 +1,4 @@
-"""What can go wrong with an LMI request, and the objects that say so."""
+"""The errors of an LMI request, and their error objects."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from protocols.jsonlines import unbroken
 Stage: TypeAlias = Literal["payload", "parameters", "generation"]
 
 ErrorType: TypeAlias = Literal["validation", "generation", "overloaded", "incomplete_generation"]
-"""TGI's `error_type`, from which its clients choose the exception that they raise."""
+"""TGI's `error_type`. Its clients choose their exception by it."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @final
 class LMIError(Exception):
-    """A generation that cannot start or go on. `status` is the answer's where no head is sent yet.
+    """A generation that cannot start or continue. `status` is that of the answer if no head is sent yet.
 
-    `stage` tells which of the schema's error objects it is: "payload" for a body that is no request, "parameters"
-    for a request that asks for something out of range, "generation" for a failure while the model runs.
+    `stage` tells which error object of the schema applies: "payload" for a body that is not a request, "parameters" for a
+    request whose values are out of range, "generation" for a failure while the model runs.
     """
 
     status: Final = 424
@@ -33,23 +33,23 @@ class LMIError(Exception):
 
     @property
     def error_type(self) -> ErrorType:
-        """TGI's word for the stage."""
+        """TGI's `error_type` for the stage."""
         return "generation" if self.stage == "generation" else "validation"
 
     def body(self, *, tgi: bool = False) -> bytes:
-        """The `application/json` body of the HTTP answer, the same whether a stream was asked for or not, and with
-        `error_type` in TGI's form. After a stream has begun the error belongs in it: `TextEncoder.error`."""
+        """The `application/json` body of the HTTP answer, with `error_type` in TGI's form. It is the same if a stream was
+        requested. After a stream has begun, the error belongs in it: `TextEncoder.error`."""
         body = error_body(self.message) if self.stage == "payload" else generation_error_body(self.message)
         return _typed(body, self.error_type) if tgi else body
 
 
 def error_body(message: str, code: int = 424) -> bytes:
-    """The object for a body that is no request, and for refusals before the model."""
+    """The object for a body that is not a request, and for refusals before the model."""
     return b'{"error": %b, "code": %d}' % (json_string(message), code)
 
 
 def generation_error_body(message: str, code: int = 424) -> bytes:
-    """The object for bad parameter values and for a generation that failed: the schema's, plus `error` and `code`."""
+    """The object for invalid parameters and for a failed generation: the schema's, with `error` and `code` added."""
     return (
         b'{"generated_text": "", "details": {"finish_reason": "error", "generated_tokens": null, "inputs": null, '
         b'"tokens": null}, "error": %b, "code": %d}' % (json_string(message), code)
@@ -57,8 +57,9 @@ def generation_error_body(message: str, code: int = 424) -> bytes:
 
 
 def tgi_error_body(message: str, error_type: ErrorType, code: int = 424) -> bytes:
-    """The same two objects in TGI's form, which adds `error_type`: `generation_error_body`'s for a generation that
-    failed or is incomplete, `error_body`'s for a refusal. Not in an array: TGI's clients look up `error` in it."""
+    """The error objects in TGI's form, which adds `error_type`: that of `generation_error_body` for a generation that failed
+    or is incomplete, that of `error_body` for a refusal. It is not in an array, because TGI's clients look up `error` in
+    it."""
     failed = error_type in ("generation", "incomplete_generation")
     return _typed(generation_error_body(message, code) if failed else error_body(message, code), error_type)
 

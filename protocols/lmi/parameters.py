@@ -1,4 +1,4 @@
-"""LMI's generation parameters: every name of the schema's tables with its type, range and default, read and checked."""
+"""LMI's generation parameters: reads and checks every name of the schema's tables, with its type, range and default."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import msgspec
 from protocols.lmi.errors import LMIError, Stage
 
 MAX_STRINGS = 64
-"""Strings, or token ids, in one list: stop_sequences, bad_sequences, stop_token_ids."""
+"""The most strings, or token ids, in one list: stop_sequences, bad_sequences, stop_token_ids."""
 
 MAX_SEQUENCES = 64
-"""Of n, best_of and num_beams: each is a generation of its own that is held until the answer is complete."""
+"""The limit of n, best_of and num_beams: each is a separate generation that is held until the answer is complete."""
 
 MAX_TOP = 20
-"""Of top_n_tokens, logprobs and prompt_logprobs. vLLM's `max_logprobs`, and OpenAI's bound for top_logprobs."""
+"""The limit of top_n_tokens, logprobs and prompt_logprobs: vLLM's `max_logprobs`, and OpenAI's limit of top_logprobs."""
 
 MAX_BIASES = 65_536
-"""Tokens in logit_bias."""
+"""The most tokens in logit_bias."""
 
 _INT32 = 2**31 - 1
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}").fullmatch
@@ -31,30 +31,31 @@ _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Table(enum.Enum):
-    """Whose defaults and ranges hold; the value is what `option.rolling_batch` says. Every table knows every name."""
+    """The backend whose defaults and ranges hold; the values are those of `option.rolling_batch`. Every table has every
+    name."""
 
     VLLM = "vllm"
     LMI_DIST = "lmi-dist"
-    """As VLLM: where both know a parameter they agree."""
+    """As VLLM: both agree on all parameters that they share."""
     TRTLLM = "trtllm"
-    """TensorRT-LLM: top_k, top_p, temperature and min_length have defaults of its own, and 0 is legal for top_p."""
+    """TensorRT-LLM: top_k, top_p, temperature and min_length have other defaults, and top_p may be 0."""
 
 
 class SamplingRule(enum.Enum):
-    """What decides between greedy decoding and sampling, by the version of LMI that has the rule."""
+    """The rule that decides between greedy decoding and sampling; the values are the versions of LMI that have it."""
 
     V0_31 = "0.31"
-    """`do_sample` alone: absent or false is greedy, whatever `temperature` says."""
+    """`do_sample` alone: absent or false is greedy, whatever `temperature` is."""
     V0_32 = "0.32"
-    """`do_sample` where it is there; absent, a temperature that is given asks for sampling."""
+    """`do_sample` if it is given; otherwise a given temperature asks for sampling."""
 
 
 @final
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of all tables with the defaults of vLLM's, and `extra` for every other one, unchecked and as it came.
+    """The parameters of all tables with vLLM's defaults. `extra` holds all other parameters, unchecked.
 
-    `do_sample` is the outcome, whichever rule and table led to it: false is greedy. `seed` None means: choose one.
-    `top_k` 0 is off, and so is the -1 that some backends write, which is read as 0. `best_of` is never less than `n`.
+    `do_sample` is the result of rule and table: false is greedy. `seed` None means that the model chooses one. `top_k` 0 is
+    off; -1, which some backends write, is read as 0. `best_of` is never less than `n`.
     """
 
     do_sample: bool = False
@@ -73,7 +74,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos_token: bool = False
     stop_sequences: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    # The tables say false. But LMI's text is that of its tokens, one after another, of which the stop string is a part.
+    # The tables have false. But LMI's text is that of its tokens, one after another, and includes the stop string.
     include_stop_str_in_output: bool = True
     bad_sequences: tuple[str, ...] = ()
     n: int = 1
@@ -96,13 +97,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 def read_parameters(
     given: Mapping[str, Any], *, table: Table = Table.VLLM, rule: SamplingRule = SamplingRule.V0_31
 ) -> tuple[Parameters, Mapping[str, str]]:
-    """The `parameters` of a request, and the names of those that it has given itself: canonical ones (`stop` counts as
-    stop_sequences), each with the name that it has there, without those that are null, which is the same as absent, or
-    unknown.
+    """Reads the `parameters` of a request. Also returns those that the request itself gives: canonical names (`stop` counts
+    as stop_sequences), each with the name it has in the request. Null parameters count as absent; they and unknown ones are
+    not in it.
 
-    `stream` and `output_formatter`, which are about the answer and not its text, are passed over where they have the type
-    that they are to have. LMIError of stage "parameters" that names the first one that is out of range, or that contradicts
-    another.
+    `stream` and `output_formatter` are about the form of the answer: their types are checked, and they are ignored. LMIError
+    of stage "parameters" names the first parameter that is out of range or contradicts another.
     """
     readers = _TRTLLM_READERS if table is Table.TRTLLM else _READERS
     values: dict[str, Any] = {}
@@ -130,14 +130,15 @@ def read_parameters(
 
 
 def check_one_sequence(parameters: Parameters, given: Collection[str], where: str) -> None:
-    """LMIError that names the parameter that asks for several sequences, or has them made, `where` there can be but one."""
+    """Raises LMIError for a parameter that asks for several sequences, or makes several; `where` tells why only one can
+    be."""
     for name in ("n", "best_of", "num_beams"):
         if name in given and getattr(parameters, name) > 1:
             refuse(f"parameters.{name}", f"1 {where}", getattr(parameters, name))
 
 
 def refuse(name: str, expected: str, value: object, *, stage: Stage = "parameters") -> NoReturn:
-    """Raises LMIError in the words that all of them have: what was expected of `name`, and what came, cut where long."""
+    """Raises LMIError with the standard text: what was expected of `name`, and the value, shortened."""
     raise LMIError(f"{name}: expected {expected}, got {_shown(value)}", stage=stage)
 
 
@@ -151,13 +152,13 @@ def _shown(value: object) -> str:
             return str(value)[:40]
         case str():
             return f"the string {value[:40]!r}" if value else "an empty string"
-        case list() | tuple():  # a tuple is what code has given
+        case list() | tuple():  # a tuple comes from code, not from JSON
             return f"an array of {len(value)}"
         case _:
             return "an object"
 
 
-# --- what follows from several of them together
+# --- parameters that depend on each other
 
 
 def _settle_sampling(values: dict[str, Any], table: Table, rule: SamplingRule) -> None:
@@ -171,13 +172,13 @@ def _settle_sampling(values: dict[str, Any], table: Table, rule: SamplingRule) -
         for name, value in (_TRTLLM_SAMPLED if sampled else _TRTLLM_GREEDY).items():
             values.setdefault(name, value)
         if sampled and values["top_p"] == 0:
-            values["top_p"] = 1.0  # with a top_k it means off there, and nowhere else
+            values["top_p"] = 1.0  # with a top_k, 0 means off in TensorRT-LLM
     values["do_sample"] = sampled
 
 
 def _settle_sequences(values: dict[str, Any]) -> None:
-    """Without `n` all that are made come back, as in LMI; it makes as many beams as `num_beams` says, whatever `best_of`
-    does."""
+    """Sets `n` and `best_of`. Without `n`, all sequences are returned, as in LMI, which makes `num_beams` beams whatever
+    `best_of` is."""
     beams, best_of = values.get("num_beams", 1), values.get("best_of", 1)
     if "n" not in values:
         values["n"] = beams if beams > 1 else best_of
@@ -194,7 +195,7 @@ _Reader: TypeAlias = Callable[[str, object], Any]
 
 
 def _integer_in(value: object, low: int, high: int) -> int | None:
-    """The integer that a JSON number is, if it is one in the range: 10.0 and 1e1 are 10 (RFC 8259 knows one kind)."""
+    """The integer value of a JSON number in the range, else None: 10.0 and 1e1 are 10 (RFC 8259 has one kind of number)."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high else None
@@ -205,13 +206,13 @@ def _number(value: object) -> float | None:
         return None
     try:
         number = float(value)
-    except OverflowError:  # an integer beyond a double's range
+    except OverflowError:  # an integer beyond the range of a double
         return None
     return number if math.isfinite(number) else None
 
 
 def boolean(name: str, value: object, *, stage: Stage = "parameters") -> bool:
-    """The boolean that a value is; LMIError where it is none."""
+    """Returns a boolean value; LMIError for any other."""
     return value if isinstance(value, bool) else refuse(name, "true or false", value, stage=stage)
 
 
@@ -237,7 +238,7 @@ def _integer(low: int, high: int) -> _Reader:
 
 def _seed(name: str, value: object) -> int:
     number = int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value) else value
-    # What torch's manual_seed takes.
+    # The range of torch's manual_seed.
     seed = _integer_in(number, -(2**63), 2**64 - 1)
     return refuse(name, "an integer of 64 bits", value) if seed is None else seed
 
@@ -270,7 +271,7 @@ def _logit_bias(name: str, value: object) -> dict[int, float]:
         raise LMIError(f"{name}: expected at most {MAX_BIASES} token ids, got {len(value)}", stage="parameters")
     biases = {}
     for token_id, item in value.items():
-        # No zero before it: two keys for one token would have the last one win.
+        # No leading zero: with two keys for one token, the last would silently win.
         if not _TOKEN_ID(token_id) or (token := int(token_id)) > _INT32:
             refuse(name, f"token ids from 0 to {_INT32} as keys", token_id)
         bias = item if type(item) is float else _number(item)
@@ -284,7 +285,7 @@ _share = _real("a number >= 0 and <= 1", lambda v: 0 <= v <= 1)
 _mass = _real("a number > 0 and <= 1", lambda v: 0 < v <= 1)
 _penalty = _real("a number from -2 to 2", lambda v: -2 <= v <= 2)
 
-# The ranges are vLLM's, which the schema leaves to the backend. Where vLLM has none, it is what can have a meaning.
+# The schema leaves the ranges to the backend, so these are vLLM's. If vLLM has none, all meaningful values are accepted.
 _READERS: Mapping[str, _Reader] = {
     "do_sample": boolean,
     "seed": _seed,
@@ -321,7 +322,7 @@ _READERS: Mapping[str, _Reader] = {
 }
 _TRTLLM_READERS: Mapping[str, _Reader] = {**_READERS, "top_p": _share}
 
-# TensorRT-LLM's table calls `stop` a boolean, which is a slip: its handler reads strings.
+# TensorRT-LLM's table calls `stop` a boolean, which is a mistake: its handler reads strings.
 _ALIASES: Mapping[str, str] = {"stop": "stop_sequences", "ignore_eos": "ignore_eos_token"}
 _OF_THE_ANSWER: Mapping[str, _Reader] = {"stream": boolean, "output_formatter": _string}
 

@@ -1,4 +1,4 @@
-"""LMI requests for text generation, rolling batch: what the body says, checked."""
+"""LMI requests for text generation (rolling batch): reads and checks the body."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from protocols.lmi.parameters import Parameters, SamplingRule, Table, boolean, c
 
 MiB = 1024 * 1024
 TEXT_JSON: Final = 16 * MiB
-"""Bytes of a request's body, where nobody says otherwise."""
+"""The default limit of a request's body, in bytes."""
 
 
 class Formatter(enum.Enum):
-    """The form of an answer; the value is what `output_formatter` says."""
+    """The form of an answer; the values are those of `output_formatter`."""
 
     JSON = "json"
     """One document, when the generation is complete."""
     JSONLINES = "jsonlines"
-    """One object a line, one line a token."""
+    """One object for each token, each on its line."""
     SSE = "sse"
-    """The same objects, one event a token."""
+    """The same objects, one event for each token."""
 
 
 _FORMATTERS: Mapping[str, Formatter] = {f.value: f for f in Formatter}
@@ -35,8 +35,8 @@ _FORMATTERS: Mapping[str, Formatter] = {f.value: f for f in Formatter}
 
 @final
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt. `stream` is what the client asked for, `formatter` what it gets, `tgi` whether in the words of Hugging
-    Face's TGI. `given` are the parameters that the request names itself (`read_parameters`)."""
+    """One prompt. `stream` is what the client asked for, `formatter` the form it gets. `tgi` is True for the form of Hugging
+    Face's TGI. `given` has the parameters that the request itself names (`read_parameters`)."""
 
     inputs: str
     parameters: Parameters = Parameters()
@@ -59,7 +59,7 @@ def parse_request(
     containers: int = strict_json.CONTAINERS,
     values: int = strict_json.VALUES,
 ) -> TextRequest:
-    """`read_document` and `parse_document` in one, for a route that offers no chat: one that asks for it is refused."""
+    """Reads a body with `read_document` and `parse_document`, for a route without chat: a chat request is refused."""
     document = read_document(body, content_type, json_limit=json_limit, depth=depth, containers=containers, values=values)
     if is_chat(document):
         raise LMIError("messages: chat is not offered at this route; send the prompt in inputs", stage="payload")
@@ -75,10 +75,10 @@ def read_document(
     containers: int = strict_json.CONTAINERS,
     values: int = strict_json.VALUES,
 ) -> dict[str, Any]:
-    """The object that the body of an invocation is; LMIError of stage "payload" where it is none.
+    """The object in the body of an invocation. LMIError of stage "payload" if there is none.
 
-    `text/plain` is the prompt itself, and an empty body an empty one, which is refused later. Everything else is read
-    as JSON whatever it is called, because `curl -d` calls it a form.
+    `text/plain` is the prompt itself. An empty body is an empty prompt, which is refused later. Any other body is read as
+    JSON whatever its type, because `curl -d` declares a form.
     """
     size = memoryview(body).nbytes
     if size > json_limit:
@@ -103,7 +103,7 @@ def read_document(
 
 
 def is_text(content_type: str) -> bool:
-    """Whether a body of that type is the prompt itself, and no JSON."""
+    """True if a body of that type is the prompt itself, and not JSON."""
     return _media_type(content_type) == "text/plain"
 
 
@@ -112,7 +112,7 @@ def _media_type(content_type: str) -> str:
 
 
 def is_chat(document: Mapping[str, Any]) -> bool:
-    """Whether a request asks for a chat completion, which `messages` in it say, and not for this schema."""
+    """True if a request asks for a chat completion: it has `messages`."""
     return document.get("messages") is not None
 
 
@@ -124,14 +124,15 @@ def parse_document(
     table: Table = Table.VLLM,
     rule: SamplingRule = SamplingRule.V0_31,
 ) -> TextRequest:
-    """Reads a request of this schema; LMIError, of stage "payload" or "parameters", for one that cannot be served.
+    """Reads a request of this schema. LMIError, of stage "payload" or "parameters", if it cannot be served.
 
-    The formatter is the one in `parameters.output_formatter`, else `configured` (the server's option), else json where
-    `stream` is not true, else jsonlines; a name that means nothing here is passed over. `stream` at the top level
-    overwrites `parameters.stream`, also by its absence. A null parameter is an absent one.
+    The formatter is that of `parameters.output_formatter`, else `configured` (the server's option), else json if `stream` is
+    not true, else jsonlines. An unknown formatter name is ignored. `stream` at the top level overrides `parameters.stream`,
+    even by its absence. A null parameter counts as absent.
 
-    With `tgi` (the server's tgi_compat) an unnamed stream is SSE, and details are given unless they are refused. A
-    stream has one sequence, whoever asked for several; and in TGI's words no tokens of the prompt, as TGI has it.
+    With `tgi` (the server's tgi_compat) a stream without a named form is SSE, and details are given unless they are refused.
+    A stream has one sequence; asking for several is an error. In TGI's form a stream cannot have the prompt's tokens, as in
+    TGI.
     """
     inputs = document.get("inputs")
     if not isinstance(inputs, str) or not inputs:
@@ -148,13 +149,13 @@ def parse_document(
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The object `parameters` of a request, not looked into. LMIError where it is something else, null included."""
+    """The `parameters` object of a request, unchecked. LMIError if it is anything else, null included."""
     given = document.get("parameters", {})
     return given if isinstance(given, dict) else refuse("parameters", "an object", given, stage="payload")
 
 
 def stream_of(document: Mapping[str, Any]) -> bool:
-    """True if a request asks for a stream. LMIError for another value than true or false."""
+    """True if a request asks for a stream. LMIError for a value other than true and false."""
     stream = document.get("stream")
     return stream is not None and boolean("stream", stream, stage="payload")
 

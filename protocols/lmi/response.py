@@ -1,4 +1,4 @@
-"""LMI answers for text generation, rolling batch: token by token as json, jsonlines or SSE, in LMI's or TGI's form."""
+"""LMI answers for text generation (rolling batch): token by token as json, jsonlines or SSE, in LMI's or TGI's form."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from protocols.lmi.tgi import TGIForm
 
 MiB = 1024 * 1024
 
-# The bytes are those of Python's json with ", ", ": " and no ASCII escapes, which is what LMI's formatters send.
+# The bytes are those of Python's json with ", ", ": " and no ASCII escapes, as LMI's formatters send them.
 _TOKEN = b'{"id": %d, "text": %b, "log_prob": %b%b'
 _PLAIN, _SPECIAL = b"}", b', "special_token": true}'
 _EMPTY = b'""'
-_FOLD = 64  # texts of tokens that are kept apart before they are put together
+_FOLD = 64  # texts of tokens that are kept before they are joined
 _FRAMES = {
     Formatter.JSON: ("application/json", b"", b""),
     Formatter.JSONLINES: ("application/jsonlines", b"", b"\n"),
-    # The schema's examples print `data:`, its TGI section and the implementation `data: `; clients take both.
+    # The schema's examples print `data:`; its TGI section and the implementation `data: `. Clients accept both.
     Formatter.SSE: ("text/event-stream", b"data: ", b"\n\n"),
 }
 _LINES = {
@@ -34,8 +34,8 @@ _LINES = {
     for formatter, (_, before, after) in _FRAMES.items()
 }
 
-# LMI's own values, with the semicolon and the UTC that RFC 9111 and RFC 9110 would write otherwise: a cache takes an
-# Expires that it cannot read for one in the past, and `private` still stands for itself.
+# LMI's own values, semicolon and UTC included. RFC 9111 and RFC 9110 have other forms, but a cache takes an Expires that it
+# cannot parse for one in the past, and `private` is still understood.
 _HEADERS: Headers = (
     (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
     (b"pragma", b"no-cache"),
@@ -44,14 +44,14 @@ _HEADERS: Headers = (
 
 
 def response_headers() -> Headers:
-    """The headers that every LMI answer carries, whatever its status; `content-type` and `x-request-id` are not here."""
+    """The headers of every LMI answer, whatever its status, without `content-type` and `x-request-id`."""
     return _HEADERS
 
 
 def _number(log_prob: float | None) -> bytes:
-    """A float as Python writes it, and null where JSON has no number."""
-    # Both write the shortest digits that read back as the same double; msgspec does in a quarter of the time, but
-    # its exponents differ from Python's, and so does where they begin.
+    """A float as Python writes it, or null if JSON has no such number."""
+    # Both write the shortest digits that read back as the same double. msgspec takes a quarter of the time, but its
+    # exponents differ from Python's, and begin at other magnitudes.
     if type(log_prob) is float and (-1e16 < log_prob <= -1e-4 or log_prob == 0.0):
         return encode(log_prob)
     if log_prob is None or not math.isfinite(log_prob):
@@ -61,7 +61,7 @@ def _number(log_prob: float | None) -> bytes:
 
 
 class TopToken(Protocol):
-    """One of the most probable tokens of a step, as `models.messages.TopToken` is."""
+    """One of the most probable tokens of a step: the interface of `models.messages.TopToken`."""
 
     @property
     def id(self) -> int: ...
@@ -75,7 +75,7 @@ class TopToken(Protocol):
 
 @final
 class _LMIForm:
-    """How an answer is written in LMI's own form: the counterpart of `TGIForm`, which says what each member is for."""
+    """LMI's own form: the counterpart of `TGIForm`, which documents the members."""
 
     opening, closing = b"", b""
     absent_details = b""
@@ -110,7 +110,7 @@ class _LMIForm:
 _LMI, _TGI = _LMIForm(), TGIForm()
 
 
-_SEPARATOR = b", "  # before each item that is kept, the first too, which costs less than to ask whether it is
+_SEPARATOR = b", "  # before every item, also the first: a check for the first would cost more
 
 
 def _items(kept: bytearray) -> Buffer:
@@ -119,7 +119,7 @@ def _items(kept: bytearray) -> Buffer:
 
 @final
 class _Continuation:
-    """What one sequence has come to, escaped, so that the end has nothing left to encode."""
+    """The state of one sequence, already escaped, so that nothing is left to encode at the end."""
 
     __slots__ = ("count", "reason", "text", "tokens", "top")
 
@@ -133,20 +133,20 @@ class _Continuation:
 
 @final
 class TextEncoder:
-    """The bytes of one answer, in the request's formatter and form: `prefill` and `token` for each token, then
-    `finish`, or `error` where it fails. Exactly one of them ends the answer; what is called after it gives no bytes more.
+    """Makes the bytes of one answer in the request's formatter and form. Call `prefill` and `token` for each token, then
+    `finish`, or `error` if the generation fails. One of these two ends the answer; later calls give no bytes.
 
-    A stream's last line carries `generated_text`, and `details` if asked for. It is the line of the last token where
-    that is known (the token says `finish`, or is number `max_new_tokens`); otherwise `finish` writes one more line
-    with an empty special token, which is not counted.
+    A stream's last line has `generated_text`, and `details` if requested. It is the line of the last token if that is known:
+    if the token has `finish`, or is number `max_new_tokens`. Otherwise `finish` writes one more line with an empty special
+    token, which is not counted.
 
-    The document of a request for several sequences (`n`, `best_of` or `num_beams` above 1) has details always, and in
-    them the sequences other than 0, which is the best one. Their tokens come in any order. A stream is of sequence 0
-    alone: the others are passed over.
+    The document of a request for several sequences (`n`, `best_of` or `num_beams` above 1) always has details, and in them
+    the sequences other than 0, which is the best one. Their tokens come in any order. A stream has sequence 0 alone; tokens
+    of other sequences are ignored.
 
-    What is kept for the last line or the document (texts, prompt's tokens, the most probable tokens that were asked for,
-    in a json answer with details every token, and what each further sequence repeats of the prompt) is bounded by
-    `max_text` bytes in all, as they will be written.
+    The data kept for the last line or the document are bounded by `max_text` bytes in total, as they will be written: texts,
+    the prompt's tokens, requested top tokens, all tokens of a json answer with details, and the prompt data that each
+    further sequence repeats.
     """
 
     __slots__ = (
@@ -185,22 +185,22 @@ class TextEncoder:
         self.content_type, self._before, self._after = _FRAMES[request.formatter]
         self._line = _LINES[request.formatter]
         self.streaming = request.formatter is not Formatter.JSON
-        """Whether `token` gives bytes, so that the head must be sent before the generation is complete."""
+        """True if `token` gives bytes, so that the head must be sent before the generation is complete."""
         self.finished = False
-        """The reason of the end is known: no token may follow. A json answer still needs its `finish`. One of several
-        sequences is not finished before that: nobody else knows whether more begin."""
+        """True if the reason of the end is known: no token may follow. A json answer still needs its `finish`. An answer
+        with several sequences is not finished before `finish`, because more sequences may begin."""
         self._request = request
         self._form: _LMIForm | TGIForm = _TGI if request.tgi else _LMI
         self._limit = max(asked.n, asked.best_of, asked.num_beams)
         self.several = self._limit > 1 and not self.streaming
-        """Whether the sequences beside 0 are in the answer: their tokens may still come when 0 has all of its own."""
+        """True if the answer has the sequences beside 0: their tokens may still come after the last one of 0."""
         self._details = asked.details or self.several
         self._keeps_tokens = self._details and not self.streaming
         self._keeps_prefill = self._details and asked.decoder_input_details
         self._keeps_top = self._details and asked.top_n_tokens > 0
         self._wants_top = self._keeps_top or (request.tgi and self.streaming and asked.top_n_tokens > 0)
-        # Whether `_plain_token` may be called: a token is a line of LMI's, or none, and nothing is kept but its text, as of
-        # most answers. No longer once it is finished.
+        # True while `_plain_token` may be called: a token is LMI's line, or no line, and only its text is kept, as for most
+        # answers. False once the answer is finished.
         self._plain = not (request.tgi or self._keeps_tokens or self._keeps_top)
         self._last = asked.max_new_tokens
         self._max = self._room = max_text
@@ -209,29 +209,31 @@ class TextEncoder:
         self._most = 0
         self._fold()
         self._others: dict[int, _Continuation] = {}
-        # The bytes that a document has over again for each further sequence.
+        # The bytes that a document repeats for each further sequence.
         self._repeated = len(json_string(request.inputs)) - 2 if self.several and asked.return_full_text else 0
         self._rest = _EMPTY
         self._prefill = bytearray()
         self.prompt_tokens = 0
-        """The tokens of the prompt, for TGI's `input_length`: those given to `prefill`, or what is set; 0: nobody knows."""
+        """The tokens of the prompt, for TGI's `input_length`: those given to `prefill`, or the value set here. 0:
+        unknown."""
         self._ended = False
 
     @property
     def line(self) -> Callable[[int, str, float | None], bytes] | None:
-        """What makes a token's line of its id, text and log-probability in the fewest steps: `token`, of one that is not
-        special, of sequence 0 and not said to be the last. It is fixed for the whole answer, and not to be called once that
-        is `finished`. None where a line says more than that, where none is sent, or where more than the text is kept."""
+        """The quickest function that makes a token's line from its id, text and log-probability: `token` for a token of
+        sequence 0 that is neither special nor known to be the last. It stays the same for the whole answer, and must not be
+        called once that is `finished`. None if a line has more members, if there are no lines, or if more than the text is
+        kept."""
         return self._plain_token if self._plain and self.streaming else None
 
     @property
     def generated_tokens(self) -> int:
-        """The number of tokens so far, of sequence 0."""
+        """The number of tokens of sequence 0 so far."""
         return self._best.count + len(self._texts)
 
     def prefill(self, id: int, text: str, log_prob: float | None) -> None:
-        """A token of the prompt, in order. Kept only if the request asks for details and decoder_input_details.
-        LMIError above `max_text`, and nothing kept."""
+        """Takes a token of the prompt, in order. It is kept only if the request asks for details and decoder_input_details.
+        LMIError above `max_text`, and the token is not kept."""
         if self._keeps_prefill:
             item = _SEPARATOR + self._form.prompt_token(id, json_string(text), _number(log_prob))
             self._hold(len(item) * (1 + len(self._others)))
@@ -249,24 +251,26 @@ class TextEncoder:
         top: Sequence[TopToken] = (),
         sequence: int = 0,
     ) -> bytes:
-        """One generated token: its line or event, or nothing for json. A `log_prob` that is not finite becomes null.
+        """Takes one generated token. Returns its line or event, or nothing for json. A `log_prob` that is not finite becomes
+        null.
 
-        `finish` ("length", "eos_token", "stop_sequence") says that it is the last of its sequence, and why. `top` are the
-        most probable tokens of its step, the best first; they are left out where the request does not ask for them.
+        `finish` ("length", "eos_token", "stop_sequence") marks the last token of its sequence and gives the reason. `top`
+        has the most probable tokens of its step, the best first; they are left out unless the request asks for them.
 
-        Raises LMIError above `max_text`, or for a sequence beyond the number asked for, and the token counts for nothing:
-        send `error` then. A token after the last is the caller's mistake, LocalProtocolError.
+        LMIError above `max_text`, or for a sequence beyond the requested number, and the token does not count: call `error`
+        then. LocalProtocolError for a token after the last.
         """
         if self._plain and finish is None and not (special or sequence):
             return self._plain_token(id, text, log_prob)
         return self._token(id, text, log_prob, special, finish, top, sequence)
 
     def _plain_token(self, id: int, text: str, log_prob: float | None) -> bytes:
-        """`token` in the fewest steps, where `_plain` is true, for one of which nothing else is to be said."""
-        quoted = encode_basestring(text).encode() if text.isascii() else json_string(text)  # a call cheaper, for most
+        """Does `token` in the fewest steps, if `_plain` is true and the token has no further data."""
+        # for most texts this saves a call
+        quoted = encode_basestring(text).encode() if text.isascii() else json_string(text)
         line = self._line
         if line:
-            if type(log_prob) is float and -1e16 < log_prob <= -1e-4:  # as in `_number`, which most are spared
+            if type(log_prob) is float and -1e16 < log_prob <= -1e-4:  # the quick case of `_number`, inlined
                 line = line % (id, quoted, encode(log_prob))
             else:
                 line = line % (id, quoted, _number(log_prob))
@@ -285,7 +289,7 @@ class TextEncoder:
         return self._last_line(line.removesuffix(b"}" + self._after)) if line else b""
 
     def _fold(self) -> None:
-        """Puts the texts that plain tokens have left into what sequence 0 has come to; again when there are `_most`."""
+        """Adds the texts of plain tokens to sequence 0. It is called again after `_most` tokens."""
         best, texts = self._best, self._texts
         if texts:
             best.text += json_string("".join(texts))[1:-1]
@@ -304,7 +308,7 @@ class TextEncoder:
         top: Sequence[TopToken],
         sequence: int,
     ) -> bytes:
-        """`token` in full."""
+        """Does `token` in full."""
         self._fold()
         into = self._continuation(sequence) if sequence else self._best
         if into is None:
@@ -327,7 +331,7 @@ class TextEncoder:
             self._hold(size)
         into.text += quoted[1:-1]
         into.count += 1
-        self._most -= 1  # of those that `_fold` has found left
+        self._most -= 1  # fewer tokens are left than `_fold` has counted
         if self._keeps_tokens:
             into.tokens += _SEPARATOR + token
         if self._keeps_top:
@@ -341,8 +345,8 @@ class TextEncoder:
         return event and self._last_line(event)
 
     def rest(self, text: str, sequence: int = 0) -> None:
-        """Text of a sequence that belongs to no token, since it was held back until the end was known: it is in the
-        texts, and in a stream on the line of `finish`, which comes next. LMIError as from `token`."""
+        """Takes text of a sequence that belongs to no token, because it was held back until the end was known. It is added
+        to the texts and, in a stream, to the line of `finish`, which must come next. LMIError as from `token`."""
         if not text or self._ended:
             return
         self._fold()
@@ -356,11 +360,12 @@ class TextEncoder:
             self._rest = quoted
 
     def finish(self, reason: str, sequence: int = 0) -> bytes:
-        """Completes the answer: json's document; the last line of a stream whose last token did not say that it was.
-        A reason that a token has given (or `max_new_tokens`) stands: every formatter reports the same one.
+        """Completes the answer: json's document, or the last line of a stream whose last token was not marked. If a token or
+        `max_new_tokens` has given a reason, that one stands: every formatter reports the same.
 
-        For another `sequence` than 0 it says why that one has ended, and gives no bytes: 0 is finished last. One of
-        which nobody says why has ended with "eos_token". LMIError as from `token`, and nothing is said then.
+        For a `sequence` other than 0 it gives the reason of that sequence's end, and returns no bytes: 0 must be finished
+        last. A sequence without a reason has ended with "eos_token". LMIError as from `token`, and the reason is not taken
+        then.
         """
         if self._ended:
             return b""
@@ -380,9 +385,9 @@ class TextEncoder:
         return b"".join((form.opening, b"{", *self._result(), b"}", form.closing))
 
     def error(self, message: str, *, kind: ErrorType = "generation") -> bytes:
-        """Ends a stream whose generation failed, by a line or event framed like every other: in LMI's form the schema's
-        last line with the message as `error_msg` in its token, in TGI's the object that names the `kind`. For json the
-        whole body, of an answer with status 424."""
+        """Ends a stream whose generation failed, with one more line or event. In LMI's form it is the schema's last line
+        with the message as `error_msg` in its token; in TGI's it is the object with the `kind`. For json it is the whole
+        body of an answer with status 424."""
         if self._ended:
             return b""
         self._ended = True
@@ -393,19 +398,19 @@ class TextEncoder:
         return self._before + self._form.failure(message, kind) + self._after
 
     def _continuation(self, sequence: int) -> _Continuation | None:
-        """What another sequence than 0 has come to, which is new where nothing is held for it. None: it is not
-        in this answer."""
+        """The state of a sequence other than 0: a new one if nothing is held for it. None if the sequence is not in this
+        answer."""
         if not 0 < sequence < self._limit:
             expected = f"0 to {self._limit - 1} (n, best_of, num_beams)" if self._limit > 1 else "0, the only one"
             raise LMIError(f"answer: expected a token of sequence {expected}, got one of {sequence}")
         return (self._others.get(sequence) or _Continuation()) if self.several else None
 
     def _beginning(self, sequence: int) -> int:
-        """The bytes that it takes to begin a sequence; none if it has begun."""
+        """The bytes that beginning a sequence takes; 0 if it has begun."""
         return 0 if sequence in self._others else self._repeated
 
     def _hold(self, size: int) -> None:
-        """Takes so many bytes of the bound; LMIError if there are not so many left, and none taken."""
+        """Takes `size` bytes of the limit. LMIError, and none taken, if there are not enough left."""
         room = self._room - size
         if room < 0:
             raise self._too_long()
@@ -429,7 +434,7 @@ class TextEncoder:
         return b"".join((line, b", ", *self._result(), b"}", self._after))
 
     def _result(self) -> list[Buffer]:
-        """The keys that complete an answer, as pieces: the texts may be long."""
+        """The keys that complete an answer, as pieces, because the texts may be long."""
         inputs = json_string(self._request.inputs)
         prompt = inputs[1:-1] if self._request.parameters.return_full_text else b""
         pieces: list[Buffer] = [b'"generated_text": "', prompt, self._best.text, b'"']
@@ -452,7 +457,7 @@ class TextEncoder:
         return pieces
 
     def _account(self, continuation: _Continuation) -> bytes:
-        """What is said of every sequence, first."""
+        """The first keys of every sequence."""
         reason = json_string(continuation.reason or "eos_token")
         facts = self._form.facts(self._request.parameters.seed, self.prompt_tokens, self.streaming)
         return b'"finish_reason": %b, "generated_tokens": %d%b' % (reason, continuation.count, facts)
@@ -474,7 +479,7 @@ class TextEncoder:
 
 
 def parse_stream_line(line: Buffer) -> dict[str, Any]:
-    """The object of one line of a stream, with or without `data:` before it. RemoteProtocolError if it is none."""
+    """The object of one line of a stream, with or without `data:` before it. RemoteProtocolError if there is none."""
     text = bytes(line).strip().removeprefix(b"data:")
     try:
         document = strict_json.loads(text, what="a line of the stream")

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API for chat completions and completions: what the document says, checked."""
+"""Requests of OpenAI's API for chat completions and completions: reads and checks the document."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "f
 _ROLES: tuple[Role, ...] = get_args(Role)
 
 MAX_CHOICES = 128
-"""OpenAI's bound of `n`; here of all choices of an answer, those of several prompts together."""
+"""OpenAI's limit of `n`. Here it limits all choices of an answer, those of several prompts together."""
 
 T = TypeVar("T")
 
 
 @final
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of a conversation. `content` is its text: of several parts theirs, one after another, and empty
-    where an assistant's is null."""
+    """One message of a conversation. `content` is its text: that of all its parts, one after another, and empty if an
+    assistant's is null."""
 
     role: Role
     content: str
@@ -34,19 +34,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation to continue, with `n` choices. `model` is empty where the request names none."""
+    """A conversation to continue, with `n` choices. `model` is empty if the request names none."""
 
     messages: tuple[Message, ...]
     model: str = ""
     parameters: Parameters = Parameters()
     given: Mapping[str, str] = MappingProxyType({})
-    """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
-    member that asks; `max_new_tokens` wherever it asks for that."""
+    """The parameters that the request changes from their defaults: their names in `parameters`, each with the member of the
+    request. `max_new_tokens` is always in it if the request gives it."""
     stream: bool = False
     include_usage: bool = False
-    """A stream is to end with a chunk that counts the tokens."""
+    """True if a stream must end with a chunk that counts the tokens."""
     continuous_usage: bool = False
-    """Each chunk of a stream counts those up to it."""
+    """True if each chunk of a stream counts the tokens so far."""
     logprobs: bool = False
     top_logprobs: int = 0
     n: int = 1
@@ -54,30 +54,30 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts to continue, each with `n` choices: that of prompt `p` and sequence `s` has the index `p * n + s`."""
+    """Prompts to continue, each with `n` choices. The choice of prompt `p` and sequence `s` has the index `p * n + s`."""
 
     prompts: tuple[str, ...]
     model: str = ""
     parameters: Parameters = Parameters()
     given: Mapping[str, str] = MappingProxyType({})
-    """The parameters, by their names in `parameters`, that the request asks to be other than by default, each with the
-    member that asks; `max_new_tokens` wherever it asks for that."""
+    """The parameters that the request changes from their defaults: their names in `parameters`, each with the member of the
+    request. `max_new_tokens` is always in it if the request gives it."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
-    """The text begins with the prompt."""
+    """True if the text begins with the prompt."""
     logprobs: int | None = None
-    """How many of the most probable tokens of each step are reported; 0: the chosen one alone; None: none at all."""
+    """How many of the most probable tokens of each step are reported. 0: only the chosen one. None: none."""
     n: int = 1
 
 
 def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 256) -> ChatRequest:
-    """Reads the document of a request for a chat completion; OpenAIError, of status 400, for one that cannot be served.
+    """Reads the document of a request for a chat completion. OpenAIError, of status 400, if it cannot be served.
 
-    `max_tokens` holds where the request says neither `max_completion_tokens` nor `max_tokens`. A null member is an
-    absent one. What would change the answer and cannot be had (tools, images, JSON by schema ...) is refused by name;
-    members that are not known here reach the model, as they came, in `parameters.extra`.
+    `max_tokens` is the default if the request has neither `max_completion_tokens` nor `max_tokens`. A null member counts as
+    absent. Features that would change the answer and are not offered (tools, images, JSON by schema ...) are refused by
+    name. Unknown members reach the model unchanged, in `parameters.extra`.
     """
     _refuse_features(document, _CHAT_FEATURES)
     _check_accepted(document)
@@ -103,10 +103,10 @@ def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 256) -> ChatReq
 def parse_completion(
     document: Mapping[str, Any], *, max_tokens: int = 16, max_choices: int = MAX_CHOICES
 ) -> CompletionRequest:
-    """Reads the document of a request for completions; OpenAIError, of status 400, for one that cannot be served.
+    """Reads the document of a request for completions. OpenAIError, of status 400, if it cannot be served.
 
-    `max_tokens` holds where the request does not say; OpenAI's own is 16. With `echo` and `logprobs` the model is asked
-    for the prompt's tokens. Null and unknown members as in `parse_chat`.
+    `max_tokens` is the default if the request gives none; OpenAI's own is 16. With `echo` and `logprobs` the model is asked
+    for the prompt's tokens. Null and unknown members are treated as in `parse_chat`.
     """
     _refuse_features(document, _COMPLETION_FEATURES)
     _check_accepted(document)
@@ -167,12 +167,12 @@ def _object(name: str, value: object) -> dict[str, Any]:
 
 
 def model_of(document: Mapping[str, Any]) -> str:
-    """The model that a request of either kind names; empty where it names none. OpenAIError for what is no name."""
+    """The model that a request of either kind names; empty if it names none. OpenAIError if it is not a string."""
     return _get(document, "model", _string, "")
 
 
 def _stream(document: Mapping[str, Any]) -> dict[str, bool]:
-    """The flags for a stream, for its usage at the end, and for vLLM's usage in each chunk."""
+    """The flags of a stream: itself, usage at its end, and vLLM's usage in each chunk."""
     stream = _get(document, "stream", _boolean, False)
     options = _get(document, "stream_options", _object, None)
     if options is None:
@@ -207,7 +207,7 @@ def _message(name: str, value: object) -> Message:
             raise _error(f"{name}.{feature}", f"{name}.{feature}: not offered, the models here read text alone")
     said = {
         member: "" if (value := message.get(member)) is None else _string(f"{name}.{member}", value)
-        for member in ("name", "tool_call_id", "refusal")  # the last two are checked for their type alone
+        for member in ("name", "tool_call_id", "refusal")  # only the type of the last two is checked
     }
     return Message(
         role=cast(Role, role),
@@ -253,7 +253,7 @@ def _check_choices(prompts: int, parameters: Parameters, stream: bool, max_choic
         raise _error("best_of", f"best_of: expected n ({n}) in a stream, which cannot wait for the best, got {best_of}")
 
 
-# --- what is not offered
+# --- features that are not offered
 
 _AS_IF_ABSENT: Mapping[str, tuple[object, ...]] = {
     "tools": ([],),
@@ -278,7 +278,7 @@ def _refuse_features(document: Mapping[str, Any], features: tuple[str, ...]) -> 
             raise _error(name, f"{name}: not offered, the models here read and write text alone")
 
 
-# OpenAI's, which say nothing of what is generated or are hints: neither for the model nor a mistake.
+# Members of OpenAI's that do not concern the generated text, or are hints: accepted, and not passed to the model.
 _ACCEPTED: Mapping[str, Callable[[str, object], object]] = {
     **dict.fromkeys(("parallel_tool_calls", "store"), _boolean),
     **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), _object),
@@ -289,7 +289,7 @@ _ACCEPTED: Mapping[str, Callable[[str, object], object]] = {
 
 
 def _check_accepted(document: Mapping[str, Any]) -> None:
-    """A hint of the wrong type is none: its sender believes that it holds."""
+    """Refuses a hint of the wrong type, because its sender expects it to have an effect."""
     for name in sorted(document.keys() & _ACCEPTED.keys()):
         _get(document, name, _ACCEPTED[name], None)
 
@@ -300,7 +300,7 @@ def _extra(document: Mapping[str, Any], known: Container[str]) -> dict[str, Any]
 
 # --- the parameters of generation
 
-# OpenAI's members and vLLM's beside them, by the names of Parameters.
+# OpenAI's members, and vLLM's additions, with their names in Parameters.
 _COMMON: Mapping[str, str] = {
     "max_tokens": "max_new_tokens",
     "temperature": "temperature",
@@ -330,14 +330,14 @@ _SHARED = {"model", "stream", "stream_options", *_ACCEPTED}
 _CHAT_KNOWN = _SHARED.union({"messages", "logprobs"}, _CHAT, _CHAT_FEATURES)
 _COMPLETION_KNOWN = _SHARED.union({"prompt", "echo"}, _COMPLETION, _COMPLETION_FEATURES)
 
-# Where OpenAI's differ from LMI's: one choice whatever best_of says, and a text without its stop sequence.
+# The defaults that differ from LMI's: one choice whatever best_of is, and a text without its stop sequence.
 _DEFAULTS: Mapping[str, Any] = {"n": 1, "include_stop_str_in_output": False}
 _NEUTRAL: Mapping[str, Any] = {**msgspec.structs.asdict(Parameters()), **_DEFAULTS}
 
 
 def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_tokens: int) -> tuple[Parameters, dict[str, str]]:
-    """The parameters, and which of them are neither absent nor what they would be if they were: clients send neutral
-    values too, and who knows no penalty need not mind one of 0."""
+    """The parameters, and those of them that the request changes from their defaults. Clients also send neutral values: a
+    model that knows no penalty need not refuse one of 0."""
     names: dict[str, str] = {}
     values: dict[str, Any] = {**_DEFAULTS, "max_new_tokens": max_tokens}
     for name, field in table.items():
@@ -349,7 +349,7 @@ def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_token
         names[field], values[field] = name, value
     _check_range(values, "temperature", 2)
     _check_range(values, "top_p", 1)
-    # OpenAI's range of top_p has the 0: the nucleus of no mass is the most probable token.
+    # OpenAI's range of top_p includes 0: the nucleus without mass is the most probable token.
     greedy = values.get("top_p") == 0
     parameters = _read({**values, "do_sample": not greedy, **({"top_p": 1} if greedy else {})}, names)
     given = {
@@ -361,14 +361,14 @@ def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_token
 
 
 def _check_range(values: Mapping[str, Any], name: str, high: int) -> None:
-    """OpenAI's ranges where they are not LMI's."""
+    """Checks OpenAI's ranges where they differ from LMI's."""
     value = values.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
         _refuse(name, f"a number from 0 to {high}", value)
 
 
 def _read(values: Mapping[str, Any], names: Mapping[str, str]) -> Parameters:
-    """LMI's reader, whose ranges hold here too; its errors name the members of this document."""
+    """Reads the values with LMI's reader, whose ranges hold here too. Its errors name the members of this document."""
     try:
         return read_parameters(values)[0]
     except LMIError as error:

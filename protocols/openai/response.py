@@ -27,11 +27,11 @@ _DONE = b"data: [DONE]\n\n"
 _NULL = b"null"
 _EMPTY = b'""'
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNLIKELY = -9999.0  # what the API says for every log-probability below it: JSON has no infinity
+_UNLIKELY = -9999.0  # the API's value for every log-probability below it: JSON has no infinity
 _REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
 
 _Columns: TypeAlias = Sequence[bytes]
-"""What is reported of one token or several: an item for each array that the log-probabilities are spread over."""
+"""The report of one token or several: an item for each array of the log-probabilities."""
 
 
 class Top(Protocol):
@@ -48,25 +48,25 @@ class Top(Protocol):
 
 
 class ChatForm(enum.Enum):
-    """What an answer to a chat looks like; the others' values are those of LMI's `option.output_formatter`."""
+    """The form of an answer to a chat; the values of the last two are those of LMI's `option.output_formatter`."""
 
     OPENAI = "openai"
-    """A document, or SSE where a stream is asked for."""
+    """A document, or SSE if a stream is requested."""
     JSON_CHAT = "json_chat"
-    """LMI's document, whatever is asked for: it has no `model`, and LMI's reasons of the end."""
+    """LMI's document, even if a stream is requested: it has no `model`, and LMI's reasons for the end."""
     JSONLINES_CHAT = "jsonlines_chat"
-    """LMI's stream, whatever is asked for: one chunk a line, without `model`, usage and `[DONE]`. The reason of the end,
-    which is LMI's too, is in the chunk of the last token where the token says that it is the last."""
+    """LMI's stream, even if none is requested: one chunk on each line, without `model`, usage and `[DONE]`. The reason for
+    the end is LMI's too. It is in the chunk of the last token if that token is marked as the last."""
 
 
 @final
 class _Notation(msgspec.Struct, frozen=True):
-    """JSON as OpenAI writes it, or with the spaces of Python's, which LMI's formatters send."""
+    """JSON as OpenAI writes it or, if `spaced`, with Python's spaces, as LMI's formatters send it."""
 
     spaced: bool
 
     def spell(self, structure: bytes) -> bytes:
-        """JSON without strings that hold a comma or a colon, written without spaces."""
+        """Adds the spaces to JSON that was written without any, and whose strings hold no comma or colon."""
         return structure.replace(b",", b", ").replace(b":", b": ") if self.spaced else structure
 
     def dump(self, value: object) -> bytes:
@@ -75,21 +75,21 @@ class _Notation(msgspec.Struct, frozen=True):
 
 @final
 class _Choice:
-    """One of the texts of an answer, on its way."""
+    """The state of one of the texts of an answer."""
 
     __slots__ = ("begun", "columns", "in_bytes", "index", "lead", "length", "reason", "role", "text", "tokens", "unfinished")
 
     def __init__(self, index: int, columns: int) -> None:
         self.index = index
         self.begun = False
-        self.lead = b""  # what stands before the text in a chunk of it alone
-        self.role = b""  # what the next chunk says beside its text
+        self.lead = b""  # the bytes before the text, in a chunk with nothing but text
+        self.role = b""  # the members beside the text in the next chunk
         self.reason = ""
         self.tokens = 0
         self.length = 0  # characters of the tokens' text
         self.unfinished = b""  # the first bytes of its next character
-        self.in_bytes = False  # one of them has said what its bytes are
-        self.text = bytearray()  # escaped, so that the end has nothing left to encode
+        self.in_bytes = False  # True if a token of it came with its own bytes
+        self.text = bytearray()  # escaped, so that nothing is left to encode at the end
         self.columns = [bytearray() for _ in range(columns)]
 
     def advance(self, data: bytes) -> int:
@@ -101,17 +101,17 @@ class _Choice:
 
 
 class _Encoder(abc.ABC):
-    """Choices that begin, grow and finish, their tokens counted: what the answers of both APIs share.
+    """The common part of both APIs' answers: choices that begin, grow and finish, and counted tokens.
 
-    A chunk and a choice of a document are alike: `_around` are the bytes before the index, before what the choice says
-    (`_said` and its text), before its log-probabilities, before its reason, and after that.
+    A chunk and a choice of a document have the same parts. `_around` has the bytes before the index, before the choice's
+    members (`_said` and its text), before its log-probabilities, before its reason, and after that.
     """
 
     _log_prob_arrays: tuple[bytes, ...]
     _said: bytes
     _around: tuple[bytes, bytes, bytes, bytes, bytes]
     _closing: tuple[bytes, ...]
-    """What the chunk of a reason says beside it."""
+    """The members beside the reason, in the chunk of a reason."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class _Encoder(abc.ABC):
         max_text: int,
     ) -> None:
         self.streaming = streaming
-        """Whether `token` gives bytes, so that the head must be sent before the generation is complete."""
+        """True if `token` gives bytes, so that the head must be sent before the generation is complete."""
         self.prompt_tokens = prompt_tokens
-        """The tokens of all prompts; None: those given to `prefill` are counted, and 0 is said where none were. May be set
-        until the end."""
+        """The tokens of all prompts. None: the tokens given to `prefill` are counted; without any, the answer has 0. It may
+        be set until the end."""
         self._request = request
         self._lmi = lmi
         self.continuous = streaming and not lmi and request.continuous_usage
-        """True if each chunk counts the tokens up to it."""
+        """True if each chunk counts the tokens so far."""
         self._notation = _Notation(lmi)
         self._head = self._notation.dump(head)[:-1]
         self._choices = [_Choice(index, len(self._log_prob_arrays)) for index in range(choices)]
@@ -146,17 +146,17 @@ class _Encoder(abc.ABC):
 
     @property
     def finished(self) -> bool:
-        """Every choice that was asked for is complete: no token may follow. The answer still needs its end."""
+        """True if every requested choice is complete: no token may follow. The answer still needs its end."""
         return self._ended or not self._unfinished
 
     @property
     def tells_usage(self) -> bool:
-        """True if the answer counts tokens anywhere: a document always does, a stream if asked to."""
+        """True if the answer counts tokens: a document always does, a stream if it was requested."""
         return not self.streaming or self.continuous or (self._request.include_usage and not self._lmi)
 
     @property
     def generated_tokens(self) -> int:
-        """Those of all choices, special ones included."""
+        """The number of tokens of all choices, special ones included."""
         return sum([choice.tokens for choice in self._choices])
 
     @property
@@ -166,7 +166,7 @@ class _Encoder(abc.ABC):
         return "application/jsonlines" if self._lmi else "text/event-stream"
 
     def prefill(self, id: int, text: str, log_prob: float | None, prompt: int = 0) -> None:
-        """A token of a prompt, in order, before the first generated one. OpenAIError above `max_text`."""
+        """Takes a token of a prompt, in order, before the first generated one. OpenAIError above `max_text`."""
         self._prefilled += 1
 
     def token(
@@ -180,14 +180,14 @@ class _Encoder(abc.ABC):
         sequence: int = 0,
         data: bytes | None = None,
     ) -> bytes:
-        """One generated token: its chunk, or nothing for a document. A special token without text is
-        counted and not reported; a token that has neither text nor a report has no chunk.
+        """Takes one generated token. Returns its chunk, or nothing for a document. A special token without text is counted
+        but not reported; a token with neither text nor report has no chunk.
 
-        `finish` ("length", "eos_token", "stop_sequence") says that it is the last of its choice, `sequence`, and why.
-        `top` are the most probable tokens of its step, the best first. `data` are the token's own bytes, where they are not
-        `text` in UTF-8, empty where all of its text is that of others: log-probabilities report them. OpenAIError above
-        `max_text`, and the token counts for nothing: send `error` then. A token after the last, or of a choice that nobody
-        asked for, is the caller's mistake, LocalProtocolError.
+        `finish` ("length", "eos_token", "stop_sequence") marks the last token of its choice, `sequence`, and gives the
+        reason. `top` has the most probable tokens of its step, the best first. `data` are the token's own bytes, if they are
+        not `text` in UTF-8, and empty if all of its text is that of other tokens; the log-probabilities report them.
+        OpenAIError above `max_text`, and the token does not count: call `error` then. LocalProtocolError for a token after
+        the last, and for a choice that was not requested.
         """
         choice = self._choice(sequence)
         if choice.reason or self._ended:
@@ -199,7 +199,8 @@ class _Encoder(abc.ABC):
         if self._log_probs and (text or not special):
             if data is not None:
                 own, shown = data, data.decode(errors="replace")
-            elif special and choice.in_bytes:  # it shows what others, who have said what their bytes are, were reported with
+            # its text is that of earlier tokens, which came with their own bytes and have reported them
+            elif special and choice.in_bytes:
                 own, shown = b"", ""
             else:
                 own, shown = _clean(text).encode(), text
@@ -216,8 +217,8 @@ class _Encoder(abc.ABC):
         return started + self._write(choice, quoted, columns)
 
     def rest(self, text: str, sequence: int = 0) -> bytes:
-        """Text of a choice that belongs to no token, since it was held back until the end was known: its chunk, or nothing
-        for a document. Nothing for an empty one. OpenAIError above `max_text`."""
+        """Takes text of a choice that belongs to no token, because it was held back until the end was known. Returns its
+        chunk, or nothing for a document or an empty text. OpenAIError above `max_text`."""
         choice = self._choice(sequence)
         if not text or choice.reason or self._ended:
             return b""
@@ -230,7 +231,7 @@ class _Encoder(abc.ABC):
         return started
 
     def finish(self, reason: str, sequence: int = 0) -> bytes:
-        """A choice is complete: the chunk that says why, or nothing for a document. What was said first stands."""
+        """Completes a choice. Returns the chunk with the reason, or nothing for a document. The first reason stands."""
         choice = self._choice(sequence)
         if choice.reason or self._ended:
             return b""
@@ -238,10 +239,10 @@ class _Encoder(abc.ABC):
         return started + self._close(choice, reason)
 
     def end(self) -> bytes:
-        """Ends a stream: the reasons of choices that are not finished yet ("length" for one of `max_new_tokens` tokens,
-        else the end of the sequence), the usage if asked for, `[DONE]`. Nothing where the stream has ended.
+        """Ends a stream. Returns the reasons of choices that are not finished yet ("length" after `max_new_tokens` tokens,
+        else the end of the sequence), the usage if requested, and `[DONE]`. Nothing if the stream has ended.
 
-        The first choice of each prompt is always there; others, of a model that makes fewer than asked for, are not.
+        The first choice of each prompt is always there. Others are missing if a model makes fewer than requested.
         """
         if not self.streaming:
             raise LocalProtocolError("an answer that is no stream ends by its document")
@@ -249,15 +250,14 @@ class _Encoder(abc.ABC):
             return b""
         reasons = self._finish_all()
         usage = self._usage() if self._request.include_usage and not self._lmi else b""
-        self._ended = True  # not before: of an end that cannot be made `error` is still to tell
+        self._ended = True  # only now: if making the end fails, `error` must still work
         if self._lmi:
             return reasons
         chunk = b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, usage) if usage else b""
         return b"".join((reasons, chunk, _DONE))
 
     def document(self) -> bytes:
-        """The whole answer where no stream was asked for, its choices finished as by `end`. Nothing where the answer has
-        ended."""
+        """The whole answer without a stream; its choices are finished as by `end`. Nothing if the answer has ended."""
         if self.streaming:
             raise LocalProtocolError("a stream ends by its end")
         if self._ended:
@@ -271,13 +271,13 @@ class _Encoder(abc.ABC):
                 columns = choice.columns if self._log_probs else ()
                 text = (self._said, b'"', choice.text, b'"')
                 pieces += (*self._pieces(choice, text, columns, choice.reason), spell(b","))
-        pieces[-1] = spell(b'],"usage":')  # the last comma's place
+        pieces[-1] = spell(b'],"usage":')  # in place of the last comma
         return b"".join((*pieces, self._usage(), b"}"))
 
     def error(self, error: str | OpenAIError, status: int | None = None) -> bytes:
-        """Ends an answer that failed: the event or line of a stream, after which no `[DONE]` may come, or the body of an
-        answer with `status`: 500, of LMI's forms 424, unless given. An OpenAIError is said as it is, a text as
-        `OpenAIError.of_status` says it. Nothing where the answer has ended."""
+        """Ends an answer that failed. Returns the event or line of a stream, after which no `[DONE]` may come, or the body
+        of an answer with `status` (default 500, or 424 in LMI's forms). An OpenAIError is sent as it is, a text as the error
+        of `OpenAIError.of_status`. Nothing if the answer has ended."""
         if self._ended:
             return b""
         self._ended = True
@@ -290,12 +290,12 @@ class _Encoder(abc.ABC):
 
     @abc.abstractmethod
     def _begin(self, choice: _Choice) -> bytes:
-        """The first of a choice: the chunk before that of its first token, if it has one."""
+        """Begins a choice. Returns the chunk before that of its first token, if it has one."""
 
     @abc.abstractmethod
     def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
-        """The log-probabilities of a token, which stands at a character of the text. `data` are its bytes, where they are
-        not that text's."""
+        """The log-probabilities of a token. `offset` is its position in the text, in characters. `data` are its bytes, if
+        they are not those of `text`."""
 
     def _surround(self, before: bytes, to_said: bytes, to_log_probs: bytes, to_reason: bytes, after: bytes) -> None:
         if self.streaming:
@@ -303,7 +303,7 @@ class _Encoder(abc.ABC):
             # "All other chunks will also include a usage field, but with a null value."
             usage = b',"usage":null' if self._request.include_usage and not (self._lmi or self.continuous) else b""
             before = event + self._head + self._notation.spell(b',"choices":[') + before
-            if not self.continuous:  # else what follows differs from chunk to chunk
+            if not self.continuous:  # otherwise the rest differs from chunk to chunk
                 after = b"%b]%b}%b" % (after, usage, end)
         self._around = before, to_said, to_log_probs, to_reason, after
         self._trail = to_log_probs + _NULL + to_reason + _NULL + after
@@ -381,7 +381,7 @@ class _Encoder(abc.ABC):
         return b"{%b}" % spell(b",").join(arrays)
 
     def _usage(self) -> bytes:
-        # An object with numbers always: clients add it up, and several raise at a null. 0 says that nobody counted.
+        # Always an object with numbers: clients add them up, and several fail at a null. 0 means that no one counted.
         prompts = self._prefilled if self.prompt_tokens is None else self.prompt_tokens
         made = self.generated_tokens
         return self._notation.dump({"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made})
@@ -389,14 +389,13 @@ class _Encoder(abc.ABC):
 
 @final
 class ChatEncoder(_Encoder):
-    """The bytes of one answer to a chat: `prefill` and `token` for each token, `finish` for choices whose last token did
-    not say that it was, then `end` of a stream or `document`; or `error` where it fails.
+    """Makes the bytes of one answer to a chat. Call `prefill` and `token` for each token, `finish` for choices whose last
+    token was not marked, then `end` of a stream or `document`; or `error` if the generation fails.
 
-    `id`, `created` (seconds since 1970) and `model` are what the answer says of itself, `prompt_tokens` how many tokens
-    the prompt has, where it is known by now. `fingerprint` names what serves the model: text-generation refuses an answer
-    without one. A stream's first chunk of each choice has the role, its last the reason.
-    What a document keeps (texts, log-probabilities) is bounded by `max_text` bytes as they will be written; a stream
-    keeps nothing.
+    `id`, `created` (seconds since 1970) and `model` are members of the answer. `prompt_tokens` is the number of the prompt's
+    tokens, if it is known. `fingerprint` names the server of the model: text-generation refuses an answer without one. The
+    first chunk of each choice of a stream has the role, the last one the reason. The data that a document keeps (texts,
+    log-probabilities) are bounded by `max_text` bytes as they will be written; a stream keeps nothing.
     """
 
     _log_prob_arrays = (b"content",)
@@ -443,7 +442,7 @@ class ChatEncoder(_Encoder):
         choice.begun = True
         if not self.streaming:
             return b""
-        if self._lmi:  # beside the text of the first token
+        if self._lmi:  # in the chunk of the first token's text
             choice.role = b', "role": "assistant"'
             return b""
         return b"".join(self._pieces(choice, (b'"role":"assistant","content":""',), ()))
@@ -455,11 +454,11 @@ class ChatEncoder(_Encoder):
 
 @final
 class CompletionEncoder(_Encoder):
-    """The bytes of one answer to prompts, as `ChatEncoder`'s. The `sequence` of a token is the index of its choice,
-    which for sequence `s` of prompt `p` is `p * n + s`.
+    """Makes the bytes of one answer to prompts, as `ChatEncoder` does. The `sequence` of a token is the index of its choice,
+    which is `p * n + s` for sequence `s` of prompt `p`.
 
-    With `echo` each choice begins with its prompt, in a chunk of its own, and with `logprobs` too it reports the prompt's
-    tokens, which `prefill` has brought; they are bounded by `max_text` together with what a document keeps.
+    With `echo` each choice begins with its prompt, in a separate chunk. With `logprobs` too, it reports the prompt's tokens
+    from `prefill`; they are bounded by `max_text` together with the data that a document keeps.
     """
 
     _log_prob_arrays = (b"text_offset", b"token_logprobs", b"tokens", b"top_logprobs")
@@ -528,7 +527,7 @@ class CompletionEncoder(_Encoder):
 
 
 def _token(text: str, data: bytes, log_prob: float | None) -> dict[str, object]:
-    """`bytes` is null where nobody says what the token's are, and it has no text."""
+    """The report of a token. `bytes` is null if the token has no text and its bytes are unknown."""
     token = _clean(text)
     return {"token": token, "logprob": _number(log_prob), "bytes": list(data or token.encode()) or None}
 
@@ -540,17 +539,17 @@ def _number(log_prob: float | None) -> float | None:
 
 
 def _clean(text: str) -> str:
-    """Without lone surrogates, which UTF-8 cannot carry."""
+    """The text without lone surrogates, which UTF-8 cannot carry."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def model_body(name: str, *, created: int, owned_by: str = "everywire") -> bytes:
-    """The body of `GET /v1/models/{model}`; `created` are seconds since 1970."""
+    """The body of `GET /v1/models/{model}`. `created` is in seconds since 1970."""
     return encode(_model(name, created, owned_by))
 
 
 def models_body(models: Iterable[tuple[str, int]], *, owned_by: str = "everywire") -> bytes:
-    """The body of `GET /v1/models`, of names and when each was created."""
+    """The body of `GET /v1/models`, for names and their creation times."""
     return encode({"object": "list", "data": [_model(name, created, owned_by) for name, created in models]})
 
 
