@@ -140,14 +140,14 @@ DATA_TYPES: Mapping[str, int] = MappingProxyType({
     "TYPE_INT16": 7, "TYPE_INT32": 8, "TYPE_INT64": 9, "TYPE_FP16": 10, "TYPE_FP32": 11, "TYPE_FP64": 12, "TYPE_STRING": 13,
     "TYPE_BF16": 14,
 })  # fmt: skip
-"""The numbers of `data_type`, by the words that the configuration in JSON has for them."""
+"""The numbers of `data_type`, by the words of the configuration in JSON."""
 _DATA_TYPE = FieldType("data_type", "enum", enum=EnumType("DataType", DATA_TYPES))
 
 _MODEL_INPUT = MessageType(
     "ModelInput",
     {1: _NAME, 2: _DATA_TYPE, 4: FieldType("dims", "int64", repeated=True), 8: FieldType("optional", "bool")},
 )
-# Its dims have another number than those of an input.
+# Its `dims` has another field number than that of an input.
 _MODEL_OUTPUT = MessageType("ModelOutput", {1: _NAME, 2: _DATA_TYPE, 3: FieldType("dims", "int64", repeated=True)})
 _DYNAMIC_BATCHING = MessageType(
     "ModelDynamicBatching",
@@ -377,4 +377,4 @@ METHODS: Mapping[str, tuple[MessageType, MessageType]] = MappingProxyType({
     "/grpc.health.v1.Health/Check": HEALTH_CHECK,
     "/grpc.health.v1.Health/Watch": HEALTH_CHECK,
 })  # fmt: skip
-"""The request and the response of each method by its path, but of ModelInfer and ModelStreamInfer."""
+"""The request and the response of each method by its path, except ModelInfer and ModelStreamInfer."""

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (v2, also KServe's and Triton's) over HTTP: everything a server or client of it calls."""
+"""The Open Inference Protocol (v2, also KServe's and Triton's) over HTTP: all public names for servers and clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body that v2 requests and replies share: one JSON object, then the binary data of the tensors it describes."""
+"""The common body of v2 requests and replies: one JSON object, then the binary data of its tensors."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ JSON_FORM: Headers = ((b"content-type", b"application/json"),)
 _OCTETS = (b"content-type", b"application/octet-stream")
 _MAX_HEADER_LENGTH = 2**31 - 1  # Triton and its clients read it as an int32
 
-# Extensions of Triton that do not exist here. To ignore one would answer something else than what was asked.
+# Extensions of Triton that do not exist here. Ignoring one would give an answer to another question.
 UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V2Limits:
-    """What one body may ask for: `json` bytes of JSON, `text` of one of the generate extension, nested to `depth`, with so
-    many `containers`, arrays and objects, and so many `values`; `tensors` inputs, and as many outputs, of `dims` dimensions
-    each; `elements` of BYTES in all inputs together, each of which becomes an object. `sequences`: whether a request may be
-    one of a sequence."""
+    """The limits of one body: `json` bytes of JSON, or `text` bytes for the generate extension, nested at most `depth` deep,
+    with at most `containers` arrays and objects and `values` values; `tensors` inputs and as many outputs, with `dims`
+    dimensions each; and `elements` of BYTES in all inputs together, because each becomes an object. `sequences` is True if a
+    request may belong to a sequence."""
 
     json: int = 64 * 1024 * 1024
     text: int = 16 * 1024 * 1024
@@ -60,7 +60,7 @@ class V2Limits:
     sequences: bool = True
 
     def check_sequence(self, parameters: Mapping[str, Any]) -> None:
-        """V2Error for a request of a sequence where those cannot be kept together."""
+        """Raises V2Error for a request of a sequence if this server cannot keep sequences together."""
         if not self.sequences and (sequence := parameters.get("sequence_id")):
             raise V2Error(
                 f"parameter sequence_id of the request is {show(sequence)}, and this server has several processes "
@@ -68,8 +68,8 @@ class V2Limits:
             )
 
     def check_elements(self, name: str, shape: tuple[int, ...], before: int) -> int:
-        """The number of BYTES elements with those of this input, going by its shape, and those `before` it. V2Error if there
-        are more than allowed."""
+        """The number of BYTES elements including this input's, by its shape; `before` is the number without it. V2Error if
+        that is more than allowed."""
         count = before + math.prod(shape)
         if count > self.elements:
             others = f", and those before it {before}" if before else ""
@@ -84,11 +84,11 @@ DEFAULT_LIMITS = V2Limits()
 
 
 def parse_header_length(values: Sequence[bytes]) -> int | None:
-    """The value of `Inference-Header-Content-Length` from all fields of that name; None where there is none.
+    """The value of `Inference-Header-Content-Length` from all fields of that name; None if there is none.
 
-    The field alone says how a body is read, whatever its content type: absent, it is all JSON; N above 0, it is N
-    bytes of JSON and then tensors; 0, it is the bytes of the only input. V2Error for anything but ASCII digits, for a
-    value above 2**31 - 1 and for fields that differ. (Triton's older readers took `abc` for 0 and `106xyz` for 106.)
+    Only this field tells how a body is read, whatever its content type. Absent: all of it is JSON. N above 0: N bytes of
+    JSON, then tensors. 0: the bytes of the only input. V2Error for anything but ASCII digits, for a value above 2**31 - 1,
+    and for fields that differ. (Triton's older readers took `abc` for 0 and `106xyz` for 106.)
     """
     if len(values) == 1:
         return _header_length(values[0])
@@ -100,7 +100,7 @@ def parse_header_length(values: Sequence[bytes]) -> int | None:
 
 @lru_cache(maxsize=128)
 def _header_length(value: bytes) -> int:
-    # More digits than 20 are not read: CPython does so in quadratic time, and no length has them.
+    # At most 20 digits are parsed: CPython takes quadratic time, and no valid length has more.
     if not value.isdigit() or len(value) > 20 or int(value) > _MAX_HEADER_LENGTH:
         got = show(value[:100].decode("latin-1"))
         raise V2Error(f"Inference-Header-Content-Length must be a number of bytes up to {_MAX_HEADER_LENGTH}, got {got}")
@@ -108,7 +108,7 @@ def _header_length(value: bytes) -> int:
 
 
 def split_body(body: Buffer, header_length: int | None, limits: V2Limits, what: str) -> tuple[dict[str, Any], memoryview]:
-    """The JSON object of a body, and the bytes that follow it. `what` names the body in errors."""
+    """The JSON object of a body, and the bytes behind it. `what` names the body in errors."""
     view = memoryview(body)
     size = view.nbytes if header_length is None else header_length
     if size > view.nbytes:
@@ -128,8 +128,8 @@ def split_body(body: Buffer, header_length: int | None, limits: V2Limits, what: 
 
 
 def _read_head(data: Buffer, limits: V2Limits, what: str) -> object:
-    """The value of a JSON text. Where it has more values than it may, the numbers of its inputs' data, which become no
-    objects, are left in the text: a `NumbersIn` stands for each."""
+    """The value of a JSON text. If it has more values than allowed, the numbers in its inputs' data stay text, a `NumbersIn`
+    for each array, because they need not become objects."""
     apart = None
     if len(data) > min(limits.values, 2 * limits.containers):
         census = census_of(data)
@@ -162,14 +162,14 @@ def _read_head(data: Buffer, limits: V2Limits, what: str) -> object:
         if type(entry) is dict and type(place := entry.get("data")) is NumbersAt:
             entry["data"] = NumbersIn(text, place)
             found += 1
-    if not apart.asked_for(found):  # some are nobody's data, and count
+    if not apart.asked_for(found):  # some are not the data of an input, so they count
         raise strict_json.JSONError(f"{what} has more than {limits.values} values (limits.json_values)")
     return head
 
 
 @final
 class NumbersIn:
-    """The data of an input that are still text."""
+    """Data of an input that are still text."""
 
     __slots__ = ("_place", "_text")
 
@@ -177,13 +177,13 @@ class NumbersIn:
         self._text, self._place = text, place
 
     def read(self, datatype: str, shape: tuple[int, ...], name: str) -> Array:
-        """Their array. V2Error for what is wrong with them."""
+        """The array of the numbers. V2Error if they are invalid."""
         return read_data(self._text, self._place, datatype, shape, name)
 
 
 def read_string(head: dict[str, Any], member: str) -> str:
-    """A string member that may be absent: then, and where it is null, empty. pydantic writes null for what is not set,
-    so null is absence for every optional member here."""
+    """An optional string member: empty if it is absent or null. pydantic writes null for unset members, so null counts as
+    absence for every optional member here."""
     value = head.get(member)
     if value is None:
         return ""
@@ -193,7 +193,7 @@ def read_string(head: dict[str, Any], member: str) -> str:
 
 
 def read_parameters(owner: dict[str, Any], kind: str, name: str = "") -> dict[str, Any]:
-    """The parameters of the body (`kind` alone) or of a tensor, as a dict that belongs to the caller."""
+    """The parameters of the body (only `kind` given) or of a tensor, as a dict that the caller may change."""
     parameters = owner.get("parameters")
     if parameters is None:
         return {}
@@ -215,7 +215,7 @@ def _what(kind: str, name: str) -> str:
 
 
 def take_flag(parameters: dict[str, Any], key: str, kind: str, name: str = "") -> bool | None:
-    """Takes a boolean out of the parameters, because it is about the transfer and not for the model; None if absent."""
+    """Removes a boolean from the parameters, because it concerns the transfer and not the model. None if it is absent."""
     value = parameters.pop(key, None)
     if value is not None and type(value) is not bool:
         raise V2Error(f"{key} of {_what(kind, name)} must be true or false, got {show(value)}")
@@ -223,7 +223,7 @@ def take_flag(parameters: dict[str, Any], key: str, kind: str, name: str = "") -
 
 
 def read_entries(head: dict[str, Any], member: str, limits: V2Limits, *, optional: bool = False) -> list[dict[str, Any]]:
-    """The objects of `inputs` or `outputs`, each with a name that no other has."""
+    """The objects of `inputs` or `outputs`, each with a unique name."""
     entries = head.get(member)
     if entries is None and optional:
         return []
@@ -245,7 +245,7 @@ def read_entries(head: dict[str, Any], member: str, limits: V2Limits, *, optiona
 def read_tensors(
     entries: Iterable[dict[str, Any]], rest: memoryview, header_length: int | None, limits: V2Limits, kind: str
 ) -> tuple[V2Tensor, ...]:
-    """The tensors that `entries` describe, from their `data` or, in that order, from `rest`, which they must use up."""
+    """The tensors of `entries`, with their values in `data` or, in order, in `rest`, which they must use up."""
 
     def decode(datatype: str, shape: tuple[int, ...], at: int, size: int, name: str) -> Array | BytesData:
         return decode_binary(datatype, shape, rest[at : at + size], name)
@@ -261,8 +261,8 @@ def describe_tensors(
     kind: str,
     decode: Callable[[str, tuple[int, ...], int, int, str], Array | BytesData],
 ) -> tuple[V2Tensor, ...]:
-    """The tensors that `entries` describe, whose binary data are the `given` bytes behind the JSON; None where nobody has
-    said how many. `decode` makes the array of datatype, shape, the place of its bytes, their number, and name."""
+    """The tensors of `entries`, whose binary data are the `given` bytes behind the JSON; None if that number is unknown.
+    `decode` makes the array from datatype, shape, position and number of its bytes, and name."""
     tensors = []
     at = elements = 0
     for entry in entries:
@@ -296,7 +296,8 @@ def describe_tensors(
 
 
 def _check_size(datatype: str, shape: tuple[int, ...], size: object, kind: str, name: str) -> None:
-    """A size that contradicts its own shape is named before one that contradicts the body: it is the nearer cause."""
+    """Raises V2Error for a size that contradicts its own shape. It is checked before the body's size, as the nearer
+    cause."""
     if type(size) is not int or not 0 <= size < 2**63:
         raise V2Error(f"{_what(kind, name)}: binary_data_size must be a number of bytes, got {show(size)}")
     expected = math.prod(shape) * DATATYPES[datatype].itemsize
@@ -326,13 +327,14 @@ def write_tensor(tensor: V2Tensor, *, binary: bool) -> tuple[dict[str, Any], lis
 
 
 def join_body(head: dict[str, Any], buffers: list[Buffer]) -> tuple[Headers, list[Buffer]]:
-    """The form (see `form_of`) and the buffers of a body."""
+    """The head fields (see `form_of`) and the buffers of a body."""
     text = write_head(head)
     return form_of(len(text), buffers), [text, *buffers]
 
 
 def write_head(head: dict[str, Any]) -> bytes:
-    """The JSON of an object in which nothing but a parameter can be what JSON has no words for: V2Error, status 500."""
+    """The JSON of an object. V2Error with status 500 if JSON cannot express a parameter: nothing else in it can be
+    invalid."""
     try:
         return msgspec.json.encode(head, enc_hook=_encode_other)
     except (TypeError, ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError
@@ -340,13 +342,13 @@ def write_head(head: dict[str, Any]) -> bytes:
 
 
 def form_of(header_length: int, buffers: Sequence[Buffer]) -> Headers:
-    """The head fields that say how a body is read: so many bytes of JSON, and `buffers` of binary data. Without a
-    binary byte it is plain JSON and says so, as Triton's is."""
+    """The head fields that tell how a body is read: `header_length` bytes of JSON, then `buffers` of binary data. A body
+    without binary data is plain JSON, as from Triton."""
     return (_OCTETS, (IHCL, b"%d" % header_length)) if buffers else JSON_FORM
 
 
 def with_length(form: Headers, buffers: Sequence[Buffer]) -> list[tuple[bytes, bytes]]:
-    """The form and the length of a body: all head fields that it needs."""
+    """The fields of `form_of` and the length of a body: all head fields that it needs."""
     return [*form, (b"content-length", b"%d" % sum(map(len, buffers)))]
 
 

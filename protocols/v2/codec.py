@@ -1,8 +1,8 @@
-"""The v2 codec of one model: what clients usually send and models usually answer, at small cost.
+"""The v2 codec of one model: quick ways for usual requests and replies.
 
-`parse_infer` and `render_infer` are the right ways, and the one place of their errors. Here the same comes out for less:
-requests that differ from an earlier one in their data alone (`plans`), and replies without parameters. The rest goes to
-them.
+`parse_infer` and `render_infer` define the results and all errors. This codec gives the same results at less cost for two
+cases: requests that differ from an earlier one only in their data (`plans`), and replies without parameters. It passes
+everything else to those functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocols.v2.response import V2Reply, check_outputs, choose_outputs, render
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, encode_binary, to_json
 from protocols.v2.typed_request import parse_infer, read_typed
 
-_KEPT = 128  # entries of a memo, each with a text of at most KEPT_BYTES
+_KEPT = 128  # entries of a cache, each with a text of at most KEPT_BYTES
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,8 +33,8 @@ Value = TypeVar("Value")
 class InferCodec:
     """Reads the inference requests of one model and writes the replies, as `parse_infer` and `render_infer` do.
 
-    It remembers 128 heads of requests, as many requests in JSON without their data and as many beginnings of outputs,
-    each of at most 1 KiB, and never an id, a parameter or a tensor's data. Threads may share it.
+    It caches 128 heads of requests, 128 requests in JSON without their data, and 128 beginnings of outputs, each of at most
+    1 KiB, and never an id, a parameter or a tensor's data. Threads may share it.
     """
 
     __slots__ = (
@@ -56,18 +56,19 @@ class InferCodec:
         named = {"model_name": signature.name} | ({"model_version": version} if version else {})
         self._prefix = _encode(named)[:-1] + b","
         self._plans: dict[bytes, Plan] = {}  # by the JSON before binary data
-        self._texts: dict[bytes, Plan | None] = {}  # by the text before the first "data"; None was seen once
-        self._recent: Plan | None = None  # by which a text was read last, as one client seldom comes once
+        self._texts: dict[bytes, Plan | None] = {}  # by the text before the first "data"; None: seen once
+        # the plan of the last text: the next request is likely to come from the same client
+        self._recent: Plan | None = None
         self._openings: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
     @property
     def signature(self) -> ModelSignature:
-        """What the model declares."""
+        """The declaration of the model."""
         return self._signature
 
     def parse(self, body: Buffer, header_length: int | None) -> V2Request:
-        """The request in a complete body: see `parse_infer`."""
-        if type(body) is not bytes:  # which arrays may view as it is
+        """The request in a complete body, as `parse_infer` reads it."""
+        if type(body) is not bytes:  # bytes, because arrays may then be views of the body
             body = memoryview(body).toreadonly().cast("B")
         size = len(body)
         if header_length is None:
@@ -92,7 +93,7 @@ class InferCodec:
         return read
 
     def _read_text(self, text: bytes) -> V2Request:
-        """The request in a short text that is not as the last one was."""
+        """The request in a short text that does not fit the last plan."""
         cut = text.find(b'"data"', 0, KEPT_BYTES)
         key = text[:cut] if cut > 0 else b""
         plan = self._texts.get(key)
@@ -103,7 +104,7 @@ class InferCodec:
         if request is None:
             return parse_by_rules(text, None, self._signature, self._limits)
         if key and not is_somebodys(request):
-            # what comes once, like a shape that no other has, is not worth taking apart
+            # a text seen only once is not worth a plan: it may have a shape that no other request has
             again = plan is None and key in self._texts
             _keep(self._texts, key, plan_of_text(text, request) if again else None)
         return request
@@ -115,7 +116,7 @@ class InferCodec:
         response_id: str = "",
         parameters: Parameters = NO_PARAMETERS,
     ) -> V2Reply:
-        """The reply to `request` with what the model gave: see `render_infer`."""
+        """The reply to `request` with the model's outputs, as `render_infer` makes it."""
         try:
             if not parameters:
                 data: list[Buffer] = []
@@ -136,12 +137,12 @@ class InferCodec:
                     return V2Reply(form=form_of(len(text), data), buffers=[text, *data])
                 return V2Reply(form=JSON_FORM, buffers=[text])
         except (V2Error, TypeError, ValueError):
-            pass  # the rules say it again, in their words
+            pass  # `render_infer` below raises the error in full
         name, version = self._signature.name, self._version
         return render_infer(name, version, outputs, request, response_id, parameters, self._signature)
 
     def _write_output(self, tensor: V2Tensor, binary: bool, data: list[Buffer]) -> bytes:
-        """The JSON of an output, whose binary data is added to `data`. TypeError for one with parameters."""
+        """The JSON of an output; its binary data are added to `data`. TypeError if it has parameters."""
         if tensor.parameters:
             raise TypeError("parameters are written by the rules")
         array, datatype = tensor.array, tensor.datatype
@@ -153,7 +154,7 @@ class InferCodec:
         return b'%b"parameters":{"binary_data_size":%d}}' % (opening, sum(map(len, buffers)))
 
     def _open(self, tensor: V2Tensor) -> bytes:
-        """The JSON of an output as far as its shape."""
+        """The JSON of an output up to its shape."""
         name, datatype, shape = key = (tensor.name, tensor.datatype, tensor.array.shape)
         if type(name) is not str or not name:
             raise TypeError("names are the rules' to refuse")
@@ -164,11 +165,11 @@ class InferCodec:
 
 
 def _is_just(asked: WantedOutput, output: V2Tensor) -> bool:
-    """Whether that output is asked for, and as it is."""
+    """True if that output is requested, without classification."""
     return asked.name == output.name and not asked.classification
 
 
 def _keep(memo: dict[Key, Value], key: Key, value: Value) -> None:
     if len(memo) >= _KEPT and key not in memo:
-        memo.clear()  # one step: threads may read it
+        memo.clear()  # one step, because threads may read it
     memo[key] = value

@@ -1,4 +1,4 @@
-"""Inference requests and replies (v2) one after the other: a binary frame for each, on a stream or in a WebSocket."""
+"""Inference requests and replies (v2) in sequence: each as a binary frame, on a stream or in a WebSocket."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from protocols.v2.response import V2Answer, decode_infer_reply
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
 
 FRAMES = "application/vnd.everywire.infer-stream"
-"""The media type of a body that is a run of frames."""
+"""The media type of a body that is a sequence of frames."""
 
 FRAME_HEADER = struct.Struct("<IQ")
-"""What a frame begins with: the bytes of its JSON (u32) and of the binary data behind that (u64), little-endian."""
+"""The beginning of a frame: the length of its JSON (u32) and of the binary data behind it (u64), little-endian."""
 
 EVENTS = "text/event-stream"
-"""The media type of a body that is a run of server-sent events."""
+"""The media type of a body that is a sequence of server-sent events."""
 
 _GiB = 1024**3
-_JOINED = 64 * 1024  # bytes of JSON that are copied so as to leave with their lengths in one buffer
+_JOINED = 64 * 1024  # bytes of JSON up to which it is copied into one buffer with its lengths
 
 
 def prefers_frames(accept: Sequence[bytes]) -> bool:
-    """Whether the values of a request's Accept fields ask for frames, and for server-sent events not more (RFC 9110
-    section 12.5.1): only who names frames can read them, so no wildcard stands for them."""
+    """True if the values of a request's Accept fields ask for frames at least as much as for server-sent events (RFC 9110
+    section 12.5.1). A wildcard does not ask for frames: only a client that names them can read them."""
     weights = media_weights(accept)
     return 0 < weights.get(FRAMES, 0.0) >= weights.get(EVENTS, 0.0)
 
 
 def media_weights(accept: Sequence[bytes]) -> dict[str, float]:
-    """The weight of each media type, in lower case, in the values of a request's Accept fields: from 0, which is not at all,
-    to 1 (RFC 9110 section 12.4.2)."""
+    """The weight of each media type, in lower case, in the values of a request's Accept fields, from 0 (not acceptable) to 1
+    (RFC 9110 section 12.4.2)."""
     weights: dict[str, float] = {}
     for value in accept:
         for element in value.decode("latin-1").lower().split(","):
@@ -52,27 +52,27 @@ def media_weights(accept: Sequence[bytes]) -> dict[str, float]:
 
 
 def _weight(text: str) -> float:
-    """A q-value; 0, as for what is not wanted, where it is none."""
+    """A q-value; 0, which is not acceptable, if it is malformed."""
     return float(text) if re.fullmatch(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", text) else 0.0
 
 
 @final
 class V2Frame(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """One request or reply: `body` is read as an HTTP body is whose Inference-Header-Content-Length is `header_length`."""
+    """One request or reply. `body` is read like an HTTP body whose Inference-Header-Content-Length is `header_length`."""
 
     body: memoryview
     header_length: int
 
 
 def encode_frame(text: Buffer, data: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The frame of a JSON text and its binary data, as buffers to write in order; those of the data are not copied."""
+    """The frame of a JSON text and its binary data, as buffers to write in order. The data are not copied."""
     lengths = FRAME_HEADER.pack(len(text), sum(map(len, data)))
     return [lengths + text, *data] if len(text) <= _JOINED else [lengths, text, *data]
 
 
 def split_frame(message: Buffer) -> V2Frame:
-    """The frame that a whole message is. Its body is a view of the message. V2Error where the two lengths at its
-    beginning are not those of the rest."""
+    """The frame in a whole message. Its body is a view of the message. V2Error if the two lengths at its beginning do not
+    match the rest."""
     view = memoryview(message)
     if view.nbytes < FRAME_HEADER.size:
         raise V2Error(f"a binary message begins with {FRAME_HEADER.size} bytes of lengths, got {view.nbytes} bytes in all")
@@ -88,34 +88,34 @@ def split_frame(message: Buffer) -> V2Frame:
 
 @final
 class FrameDecoder:
-    """The frames of a body, whatever pieces it arrives in.
+    """Decodes a body of frames, whatever pieces it arrives in.
 
-    What a frame announces is compared with the limits before any memory is taken for it: `json` bytes of JSON, and
-    `body` bytes in all. RemoteProtocolError for more, and for a body that ends inside of a frame; from then on at each
-    call. The bytes are copied once, into the frame's own memory.
+    The lengths of a frame are checked before any memory is taken for it: `json` limits its JSON, and `body` all of it, in
+    bytes. RemoteProtocolError for more, and for a body that ends inside a frame, and then at each call. The bytes are copied
+    once, into the frame's own memory.
     """
 
     __slots__ = ("_body", "_body_limit", "_error", "_filled", "_header_length", "_json_limit", "_rest")
 
     def __init__(self, *, json: int = DEFAULT_LIMITS.json, body: int = _GiB) -> None:
         self._json_limit, self._body_limit = json, body
-        self._rest = bytearray()  # what came behind the frame under way
+        self._rest = bytearray()  # input behind the current frame
         self._body: memoryview | None = None
         self._header_length = self._filled = 0
         self._error: RemoteProtocolError | None = None
 
     @property
     def need(self) -> int:
-        """Bytes of memory that the frame under way takes; 0 while its lengths are not known."""
+        """The bytes of memory that the current frame takes; 0 while its lengths are unknown."""
         return 0 if self._body is None else len(self._body)
 
     def receive_data(self, data: Buffer) -> None:
-        """Stores bytes. Call `next_frame` until NEED_DATA before storing more: that is what bounds the memory."""
+        """Stores bytes. To bound the memory, call `next_frame` until NEED_DATA before storing more."""
         view = memoryview(data)
         self._rest += view[self._fill(view) :]
 
     def receive_eof(self) -> None:
-        """The body has ended. RemoteProtocolError where a frame has not."""
+        """Tells that the body has ended. RemoteProtocolError if a frame is incomplete."""
         if self._error is None and (self._body is not None or self._rest):
             got = f"{self._filled} of {len(self._body)} bytes" if self._body is not None else f"{len(self._rest)} bytes"
             self._error = RemoteProtocolError(f"the stream ended in the middle of a frame, after {got}")
@@ -155,7 +155,7 @@ class FrameDecoder:
         del self._rest[: FRAME_HEADER.size + taken]
 
     def _fill(self, view: memoryview) -> int:
-        """Puts bytes where the frame under way wants them; how many it did want."""
+        """Copies bytes into the current frame; returns how many it took."""
         body = self._body
         if body is None:
             return 0
@@ -173,8 +173,8 @@ def encode_infer_frame(
     outputs: Sequence[WantedOutput] = (),
     binary_data_output: bool | None = None,
 ) -> list[Buffer]:
-    """A client's request as one frame: the buffers of one binary WebSocket message. As `encode_infer_request`, with all
-    inputs as binary data."""
+    """A client's request as one frame: the buffers of one binary WebSocket message. It is as from `encode_infer_request`,
+    with all inputs as binary data."""
     _, (text, *data) = encode_infer_request(
         inputs, id=id, parameters=parameters, outputs=outputs, binary_data_output=binary_data_output
     )
@@ -190,14 +190,14 @@ _decode_failure = msgspec.json.Decoder(_Failure).decode
 
 
 def decode_streamed_reply(body: Buffer, header_length: int | None = None, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
-    """A client's reading of one reply of many: the data of a server-sent event and a text message as they are, a frame's
-    body with its `header_length`. V2Error for what is not a v2 reply, and with the server's text where it says that
-    something went wrong: its status is 500 then, as none is told."""
+    """Reads one reply of many, for a client: the data of a server-sent event or a text message as they are, or a frame's
+    body with its `header_length`. V2Error if it is not a v2 reply. If the server reports an error, V2Error with its text and
+    status 500, because no status is sent."""
     view = memoryview(body)
     try:
         failure = _decode_failure(view[:header_length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        failure = _Failure()  # as decode_infer_reply says it
+        failure = _Failure()  # decode_infer_reply reports what is wrong
     if failure.error is not None:
         raise V2Error(failure.error, status=500)
     headers = [] if header_length is None else [(IHCL, b"%d" % header_length)]
@@ -205,14 +205,14 @@ def decode_streamed_reply(body: Buffer, header_length: int | None = None, limits
 
 
 def failure_body(message: str, id: str = "") -> bytes:
-    """The JSON of a request that failed, among others that may not."""
+    """The JSON body for one failed request of several."""
     return msgspec.json.encode({"error": message, "id": id} if id else {"error": message})
 
 
 def id_of(text: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> str:
-    """The id of a request in JSON that is refused for another reason; empty where it has none, is no JSON, or has more than
-    a text may have beside the numbers of its data."""
-    if len(text) > STEP:  # the decoder skips what it is not asked for at once, all of it
+    """The id of a JSON request that is refused for another reason. Empty if it has none, is not JSON, or has more values,
+    apart from the numbers in its data, than allowed."""
+    if len(text) > STEP:  # the decoder skips all unneeded members in one step, which would be long
         apart = apart_from_numbers(bytes(text), limits.tensors)
         text = text if apart is None else apart.beside
     if len(text) <= STEP:

@@ -1,4 +1,4 @@
-"""Triton's generate extension (v2): a JSON object whose members are a model's inputs by name, and one of its outputs."""
+"""Triton's generate extension (v2): a JSON object whose members are a model's inputs by name, and one with its outputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _REPLYS_OWN = ("model_name", "model_version", "id", "error")
 
 @final
 class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a model of text is asked: `parameters`, and any other member, say how to generate. A model of tensors has members
-    of the names of its inputs instead of `text_input`: a value, or an array of them."""
+    """A request to a text model: `parameters`, and any other member, control the generation. A tensor model has members with
+    the names of its inputs instead of `text_input`: a value, or an array of values."""
 
     text_input: str | UnsetType = UNSET
     parameters: dict[str, Any] = {}  # a Struct copies it
@@ -33,8 +33,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @final
 class GenerateReply(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a model of text has generated. A model of tensors has members of the names of its outputs instead of
-    `text_output`: a value where there is one, else an array."""
+    """The text that a text model has generated. A tensor model has members with the names of its outputs instead of
+    `text_output`: a value if there is one, else an array."""
 
     model_name: str
     model_version: str
@@ -45,8 +45,8 @@ class GenerateReply(msgspec.Struct, kw_only=True, omit_defaults=True):
 def read_object(
     body: Buffer, limits: V2Limits = DEFAULT_LIMITS, *, nonfinite: bool = False, what: str = "the request"
 ) -> dict[str, Any]:
-    """The JSON object of a request, of which no member is there twice; it may hold NaN and Infinity where they are numbers
-    of tensors (`nonfinite`). V2Error, which says `what` it is, with status 413 above `limits.text`."""
+    """The JSON object of a request, without duplicate members. With `nonfinite` it may hold NaN and Infinity, for the
+    numbers of tensors. V2Error, which names the body by `what`, with status 413 above `limits.text`."""
     size = memoryview(body).nbytes
     if size > limits.text:
         raise V2Error(f"the JSON of {what} is at most {limits.text} bytes (limits.text_json), got {size}", status=413)
@@ -68,8 +68,8 @@ def read_object(
 
 
 def members_of(head: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Name and value of each member of a request and of its `parameters`, and whether it was one of those. V2Error for a
-    name that both have."""
+    """Yields the name and the value of each member of a request and of its `parameters`, with True for those of
+    `parameters`. V2Error for a name that both have."""
     parameters = head.get("parameters")
     if parameters is None:
         parameters = {}
@@ -85,15 +85,15 @@ def members_of(head: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
 
 
 def read_generate(body: Buffer, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS) -> V2Request:
-    """The request of a model of tensors.
+    """The request of a tensor model.
 
-    A member, or one of `parameters`, that has the name of a declared input is that input: one value, a flat array, or
-    arrays nested as its shape is. Flat values fill the declared shape from its inner end: of several open dimensions the
-    innermost takes what the fixed ones leave, and the others are 1. All else are parameters. Of a model that does not
-    declare its inputs every member is one, in the shape in which it comes (one value is [1]), and `parameters` are the
-    parameters. Where no datatype is declared, whole numbers are INT64, other numbers FP64, booleans BOOL and strings BYTES.
+    A member of the request or of `parameters` with the name of a declared input is that input: one value, a flat array, or
+    arrays nested like its shape. Flat values fill the declared shape from its inner end. If several dimensions are open, the
+    innermost takes all that the fixed ones leave, and the others are 1. All other members are parameters. If a model does
+    not declare its inputs, every member is an input in the shape in which it comes (one value is [1]), and `parameters` are
+    the parameters. If no datatype is declared, whole numbers are INT64, other numbers FP64, booleans BOOL and strings BYTES.
 
-    V2Error that names the member.
+    V2Error, which names the member.
     """
     head = read_object(body, limits, nonfinite=True)
     declared = None if signature.inputs is None else {spec.name: spec for spec in signature.inputs}
@@ -143,7 +143,7 @@ def _input_of(spec: TensorSpec, value: Any, signature: ModelSignature, limits: V
 
 
 def _nesting(values: list[Any]) -> tuple[int, ...]:
-    """The shape that arrays in arrays have, going by the first of each."""
+    """The shape of nested arrays, judged by the first of each."""
     shape: list[int] = []
     at: Any = values
     while type(at) is list:
@@ -153,7 +153,7 @@ def _nesting(values: list[Any]) -> tuple[int, ...]:
 
 
 def _completed(name: str, shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The declared shape with sizes for its open dimensions, so that it has so many elements."""
+    """The declared shape with sizes for its open dimensions, so that it has `count` elements."""
     fixed = math.prod([size for size in shape if size != -1])
     rest, extra = divmod(count, fixed) if fixed else (1, count)
     sizes = []
@@ -190,8 +190,8 @@ def render_generate(
     response_id: str = "",
     parameters: Parameters = NO_PARAMETERS,
 ) -> bytes:
-    """The JSON of a response: the outputs by name, each one value or a flat array, and the response's parameters. V2Error,
-    with status 500 where two of them have one name."""
+    """The JSON of a response: the outputs by name, each as one value or a flat array, and the response's parameters. V2Error
+    with status 500 if two of them have the same name."""
     head: dict[str, Any] = {"model_name": model_name, "model_version": model_version}
     if id := response_id or request.id:
         head["id"] = id

@@ -1,4 +1,4 @@
-"""What a model declares in the Open Inference Protocol (v2), and the JSON of its health, metadata and config replies."""
+"""The declaration of a model in the Open Inference Protocol (v2), and the JSON of health, metadata and config replies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-"""The names, as Triton's server metadata has them, of what the server has."""
+"""The extensions of this server, by their names in Triton's server metadata."""
 
 _encode = msgspec.json.encode
 
@@ -41,10 +41,10 @@ _encode = msgspec.json.encode
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A declared input or output; -1 in `shape` is a dimension of any size. With `max_batch_size` above 0 the shape
-    is that of one item, without the batch dimension, as in a Triton model configuration. An empty `datatype` is any, and
-    a `shape` of None any number of dimensions. An `optional` input may be missing; `labels` are the words of an output's
-    classes, by their index. ValueError for a datatype or dimension that v2 does not have."""
+    """A declared input or output. -1 in `shape` is a dimension of any size. With `max_batch_size` above 0 the shape is that
+    of one item, without the batch dimension, as in a Triton model configuration. An empty `datatype` is any datatype, and a
+    `shape` of None any number of dimensions. An `optional` input may be missing. `labels` are the names of an output's
+    classes, by index. ValueError for a datatype or dimension that v2 does not have."""
 
     name: str
     datatype: str
@@ -61,8 +61,8 @@ class TensorSpec:
 
 @final
 class Expected:
-    """What a declared tensor may be: its datatype, empty for any, and its shape, with the batch dimension where there is
-    one; `wanted` says that shape in words, and `labels` those of an output's classes."""
+    """The allowed form of a declared tensor: its datatype, empty for any, and its shape, including a batch dimension.
+    `wanted` is that shape in words. `labels` are the names of an output's classes."""
 
     __slots__ = ("_fixed", "_least", "_rank", "datatype", "labels", "wanted")
 
@@ -75,7 +75,7 @@ class Expected:
         self.wanted = "begin with the batch dimension" if spec.shape is None else f"be {list(shape)} (-1 is any)"
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor may have this shape."""
+        """True if a tensor may have this shape."""
         if len(shape) != self._rank:
             return self._rank is None and len(shape) >= self._least
         for axis, size in self._fixed:  # noqa: SIM110, a generator would cost more than the rest
@@ -87,10 +87,10 @@ class Expected:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSignature:
-    """What a request is checked against. `inputs` or `outputs` None is undeclared: any are accepted. With
-    `max_batch_size` above 0 each tensor has a leading batch dimension, the same for all inputs, up to that size. A
-    `decoupled` model gives any number of responses to a request. `dynamic_batching` says how rows of several requests go
-    together, where they do."""
+    """The declaration that requests are checked against. None for `inputs` or `outputs` means undeclared: any are accepted.
+    With `max_batch_size` above 0, each tensor has a leading batch dimension of at most that size, equal for all inputs. A
+    `decoupled` model gives any number of responses to a request. `dynamic_batching` is the batching of several requests'
+    rows, if any."""
 
     name: str
     versions: tuple[str, ...] = ()
@@ -101,11 +101,11 @@ class ModelSignature:
     decoupled: bool = False
     dynamic_batching: DynamicBatching | None = None
     expected: Mapping[str, Expected] | None = field(init=False, repr=False, compare=False)
-    """What `inputs` says of each, by its name."""
+    """The allowed form of each declared input, by name."""
     required: frozenset[str] = field(init=False, repr=False, compare=False)
-    """The names of the inputs that may not be missing."""
+    """The names of the inputs that must not be missing."""
     promised: Mapping[str, Expected] | None = field(init=False, repr=False, compare=False)
-    """What `outputs` says of each, by its name."""
+    """The allowed form of each declared output, by name."""
 
     def __post_init__(self) -> None:
         inputs, outputs = self.inputs or (), self.outputs or ()
@@ -117,18 +117,19 @@ class ModelSignature:
 
 
 def full_shape(spec: TensorSpec, *, batched: bool) -> tuple[int, ...]:
-    """The shape on the wire as metadata shows it: with the batch dimension as -1, and one -1 for any number of others."""
+    """The shape on the wire as metadata shows it: the batch dimension is -1, and a single -1 stands for any number of
+    others."""
     shape = (-1,) if spec.shape is None else spec.shape
     return (-1, *shape) if batched else shape
 
 
 def live_body(live: bool) -> bytes:
-    """The body of `/v2/health/live`; its status is 200 if live, else 503. KServe's client wants the JSON."""
+    """The body of `/v2/health/live`. Its status is 200 if live, else 503. KServe's client requires the JSON."""
     return _encode(LiveReply(live=live))
 
 
 def ready_body(ready: bool, reasons: Sequence[str] = ()) -> bytes:
-    """The body of `/v2/health/ready`; its status is 200 if ready, else 503. `reasons` say why it is not."""
+    """The body of `/v2/health/ready`. Its status is 200 if ready, else 503. `reasons` tell why it is not ready."""
     return _encode(ReadyReply(ready=ready, reasons=tuple(reasons)))
 
 
@@ -138,13 +139,13 @@ def server_metadata(name: str, version: str, extensions: Sequence[str] = EXTENSI
 
 
 def model_ready(name: str, ready: bool) -> bytes:
-    """The body of `/v2/models/NAME/ready`; its status is 200 if ready, else 503. An unknown model is a V2Error 404."""
+    """The body of `/v2/models/NAME/ready`. Its status is 200 if ready, else 503. An unknown model is a V2Error 404."""
     return _encode(ModelReadyReply(name=name, ready=ready))
 
 
 def model_metadata(signature: ModelSignature) -> bytes:
-    """The body of `/v2/models/NAME`. The schema requires all its members: what is not declared has an empty or an open
-    value there, and is named by `parameters.undeclared`."""
+    """The body of `/v2/models/NAME`. The schema requires all its members: an undeclared one has an empty or open value, and
+    is named in `parameters.undeclared`."""
     metadata = ModelMetadata(
         name=signature.name,
         versions=signature.versions,
@@ -178,9 +179,9 @@ def _undeclared(**missing: bool) -> dict[str, str]:
 
 
 def model_config(signature: ModelSignature) -> bytes:
-    """The body of `/v2/models/NAME/config`, the part of Triton's model configuration that tritonclient and perf_analyzer
-    read. The latter refuses an input that the metadata has not, and takes `sequence_batching`, `dynamic_batching` and
-    `response_cache` for things that a model has where they are present."""
+    """The body of `/v2/models/NAME/config`: the part of Triton's model configuration that tritonclient and perf_analyzer
+    read. perf_analyzer refuses an input that is not in the metadata. It assumes that a model has sequence batching, dynamic
+    batching or a response cache if `sequence_batching`, `dynamic_batching` or `response_cache` is present."""
     config = ModelConfig(
         name=signature.name,
         platform=signature.platform,
@@ -206,5 +207,5 @@ def _config_of(specs: tuple[TensorSpec, ...] | None) -> tuple[ConfigTensor, ...]
     ])  # fmt: skip
 
 
-# The names of Triton's model configuration where they are not those of the protocol.
+# Names of Triton's model configuration that differ from those of the protocol.
 _CONFIG_TYPES = {"": "TYPE_INVALID", "BYTES": "TYPE_STRING"}

@@ -1,4 +1,4 @@
-"""Arrays of numbers in JSON text, read into the memory of a tensor: no object for each of them."""
+"""Reads arrays of numbers in JSON text directly into the memory of a tensor, without an object for each number."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from protocols.strict_json import JSONError, loads
 from protocols.v2.tensors import DATATYPES, FLOATS, RANGES, Array, V2Error, narrowed, read_values, show, show_shape
 
 FAST_FROM: Final = 2048
-"""Bytes of an array's text from which on it is read in less time here than into a list."""
+"""Bytes of an array's text from which on reading it here is quicker than reading it into a list."""
 
-_PIECE = 2**16  # bytes of text that are read together, so that what is made on the way stays in a near cache
+_PIECE = 2**16  # bytes of text that are read together, so that intermediate data stay in the processor's cache
 _FOR_AN_EXPONENT = 4096  # bytes of text for each exponent: with one, simdjson may take 8 us for a number of 25 characters
 
 _Kind: TypeAlias = Literal["d", "i", "u"]
@@ -34,25 +34,25 @@ _KINDS: Final[dict[str, _Kind]] = {
 
 _MOST_IDLE = 4
 _idle: list[simdjson.Parser] = []
-"""Parsers that no thread uses, each with some 1 MiB of memory: to get that anew costs as much as to use it."""
+"""Parsers that no thread uses, each with some 1 MiB of memory: allocating that costs as much as using it."""
 
 _SPACE = b" \t\n\r"
 _MARKS = bytes(ord("0") if byte in b"0123456789+-.eEnulltrfasINity" else byte for byte in range(256))
 _TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _BLOCK = 2**16  # bytes of a structure that are made together
 
-_MARK = b"0e-00"  # what begins a number that stands in a text for the data that were taken out of it
-_MARKED = b"0e-00%09d"  # of one width, so that a digit behind it makes none
+_MARK = b"0e-00"  # the beginning of a number that replaces data in a text
+_MARKED = b"0e-00%09d"  # its width is fixed, so a digit behind it makes it invalid
 _TO_DATA = re.compile(rb"[ \t\n\r]{0,1000}:[ \t\n\r]{0,1000}(?=\[)")
 
 
 @final
 class NumbersApart:
-    """A text taken apart: `beside` is it with a mark in place of each `data` that may be an array of numbers.
+    """A text with its numbers taken out: in `beside`, a mark replaces each `data` that may be an array of numbers.
 
-    What stands around a JSON value does not depend on it. So where `beside` is a request and the marks are the values
-    of its inputs' `data`, and what was taken out is good, the text is that request with these data. A mark is a number, and
-    stands for nothing else: it is not in the text.
+    The text around a JSON value does not depend on the value. If `beside` is a valid request, the marks are the values of
+    its inputs' `data`, and the removed arrays are valid, then the text is that request with these data. A mark is a number
+    that the text itself does not contain.
     """
 
     __slots__ = ("_next", "_places", "beside")
@@ -61,7 +61,7 @@ class NumbersApart:
         self.beside, self._places, self._next = beside, places, 0
 
     def next_place(self, mark: msgspec.Raw) -> tuple[int, int] | None:
-        """Where the next data stand in the text, for which `mark` must stand; None where it does not."""
+        """The position of the next data in the text, which `mark` must stand for; None if it does not."""
         if bytes(mark) != _MARKED % self._next:
             return None
         self._next += 1
@@ -69,11 +69,11 @@ class NumbersApart:
 
     @property
     def done(self) -> bool:
-        """Whether all that was taken out has been asked for."""
+        """True if all removed data have been asked for."""
         return self._next == len(self._places)
 
     def float_hook(self, text: str) -> float | NumbersAt:
-        """What a number in `beside` is: a double, or the data that a mark stands for."""
+        """The value of a number in `beside`: a double, or the data that a mark stands for."""
         if text.startswith("0e-00"):
             if len(text) != len(_MARKED % 0):
                 raise ValueError("invalid number")
@@ -84,7 +84,7 @@ class NumbersApart:
         return value
 
     def asked_for(self, places: int) -> bool:
-        """Whether so many data are all that was taken out."""
+        """True if `places` is the number of all removed data."""
         return places == len(self._places)
 
 
@@ -97,8 +97,8 @@ class NumbersAt(msgspec.Struct, frozen=True, gc=False):
 
 
 def apart_from_numbers(text: bytes, arrays: int, largest: float = math.inf) -> NumbersApart | None:
-    """The text apart from its `data`; None where they are more than so many arrays, or where it would have more than
-    `largest` bytes without them, or has a mark already."""
+    """The text with its `data` taken out. None if there are more than `arrays` of them, if the rest has more than `largest`
+    bytes, or if the text already contains a mark."""
     places: list[tuple[int, int]] = []
     pieces, at, size, key = [], 0, 0, find(text, b'"data"')
     while key >= 0:
@@ -126,7 +126,8 @@ def apart_from_numbers(text: bytes, arrays: int, largest: float = math.inf) -> N
 
 
 def _end_of_numbers(text: bytes, start: int) -> int:
-    """Where an array that begins at `start` ends if it is one of numbers, which have neither quote nor brace; or 0."""
+    """The end of an array of numbers that begins at `start`; such an array has neither quote nor brace. 0 if it is
+    another."""
     stop = text.find(b'"', start)
     if stop < 0:
         stop = len(text)
@@ -135,28 +136,28 @@ def _end_of_numbers(text: bytes, start: int) -> int:
 
 
 def read_numbers(text: bytes, start: int, end: int, datatype: str, shape: tuple[int, ...]) -> Array | None:
-    """The array of a tensor's `data` in `text[start:end]`: numbers, and for floats null and NaN, flat or nested exactly as
-    the shape says. Read-only.
+    """The array of a tensor's `data` in `text[start:end]`, read-only: numbers, and for floats null and NaN, flat or nested
+    exactly as the shape says.
 
-    Each number is the one that `tensors.from_json` makes of it. None for whatever is not plain: another count or
-    nesting, a number out of range or of more than 400 characters, 1.0 for an integer, an integer of more than 64 bits
-    for a datatype of integers, Infinity, text that is not JSON. Then that says what is wrong, or reads it all the same.
+    Each number is equal to the one from `tensors.from_json`. None for anything unusual: another count or nesting, a number
+    out of range or of more than 400 characters, 1.0 for an integer, an integer of more than 64 bits for an integer datatype,
+    Infinity, or text that is not JSON. `from_json` then reads it or reports the error.
 
-    No more memory is taken than 8 bytes for two of text, besides that of some 64 KiB of text. The thread that calls may be
-    interrupted between two pieces of 64 KiB.
+    Beside some 64 KiB of text, it takes at most 8 bytes of memory for each two bytes of text. Other threads can run between
+    two pieces of 64 KiB.
     """
     if datatype not in _KINDS or not _may_be(text, start, end, shape):
         return None
     try:
         return _read(text, start, end, datatype, shape, None)
-    except (ValueError, TypeError, RuntimeError, struct.error):  # what the readers raise
+    except (ValueError, TypeError, RuntimeError, struct.error):  # the errors of the readers
         return None
 
 
 def read_data(text: bytes, place: NumbersAt, datatype: str, shape: tuple[int, ...], name: str) -> Array:
-    """What `tensors.from_json` makes of the data that stand there, however many they are and however they are written: no
-    more objects are made at once than of 64 KiB of text. V2Error, as that raises it where they are of another count or a
-    wrong kind, and in fewer words where they are nested otherwise than the shape, or no JSON."""
+    """The array that `tensors.from_json` makes of the data at this place, with objects for at most 64 KiB of text at a time.
+    V2Error as from `from_json` for a wrong count or kind; a shorter text if the nesting is wrong or the data are not
+    JSON."""
     start, end = place.start, place.end
     array = read_numbers(text, start, end, datatype, shape)
     if array is not None:
@@ -178,13 +179,13 @@ def read_data(text: bytes, place: NumbersAt, datatype: str, shape: tuple[int, ..
 
 
 def _may_be(text: bytes, start: int, end: int, shape: tuple[int, ...]) -> bool:
-    # even numbers of one digit take two bytes each, and one more for the brackets
+    # even numbers of one digit take two bytes each, and the brackets one more
     return 0 < 2 * math.prod(shape) < end - start and text[start] == ord("[") and text[end - 1] == ord("]")
 
 
 def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...], name: str | None) -> Array:
-    """The array of data that are flat or nested as the shape says. A `name` is that of the tensor, and allows all that can
-    be read; then V2Error where a value is wrong. ValueError and its like for anything else."""
+    """The array of data that are flat or nested like the shape. Without a `name`, ValueError and other errors for anything
+    unusual. With the tensor's `name`, all valid data are read, and a wrong value is a V2Error."""
     structure = None
     if text.find(b"[", at + 1, end) < 0:
         at, end = at + 1, end - 1
@@ -215,8 +216,8 @@ def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...],
                     raise ValueError("none, or out of range")
                 if datatype == "BF16":
                     values = narrowed(values, datatype)
-                array[filled : filled + values.size] = values  # ValueError if they are too many
-                if kind == "d" and np.isinf(array[filled : filled + values.size]).any():  # it was a number too large
+                array[filled : filled + values.size] = values  # ValueError if there are too many
+                if kind == "d" and np.isinf(array[filled : filled + values.size]).any():  # the number was too large
                     raise ValueError("out of range")
             except (ValueError, TypeError, RuntimeError, struct.error):
                 if name is None:
@@ -245,7 +246,7 @@ def _values_of(piece: bytes) -> list[Any]:
 
 @final
 class _Structure:
-    """The brackets and commas that nested data of a shape have, compared with those of the text piece by piece."""
+    """The brackets and commas of nested data with a shape, compared with those of the text piece by piece."""
 
     __slots__ = ("_blocks", "_here")
 
@@ -258,7 +259,7 @@ class _Structure:
         self._blocks, self._here = _blocks(shape), b""
 
     def check(self, piece: bytes, *, last: bool) -> None:
-        """ValueError where the piece, behind which there is a comma unless it is the last, is nested otherwise."""
+        """Raises ValueError if the nesting of the piece is wrong. A comma follows the piece, unless it is the `last`."""
         marks = piece.translate(_MARKS, _SPACE)
         found = marks.translate(None, b"0") + (b"" if last else b",")
         while len(self._here) < len(found):
@@ -269,7 +270,7 @@ class _Structure:
         if not self._here.startswith(found) or (last and len(found) != len(self._here) + len(next(self._blocks, b""))):
             raise ValueError("nested otherwise")
         self._here = self._here[len(found) :]
-        # The reader will find one number between two commas. It could still be outside of its brackets.
+        # The reader ensures one number between two commas. This checks that it is inside its brackets.
         codes = np.frombuffer(marks, np.uint8)
         before, after = codes[:-1], codes[1:]
         if (before[after == ord("[")] == ord("0")).any() or (after[before == ord("]")] == ord("0")).any():
@@ -277,7 +278,7 @@ class _Structure:
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[bytes]:
-    """The structure of nested data in blocks: of [2, 3] it is `[[,,],[,,]]`."""
+    """Yields the structure of nested data in blocks: for [2, 3] it is `[[,,],[,,]]`."""
     inner, outer = b"", list(shape)
     while outer and outer[-1] * (len(inner) + 1) <= _BLOCK:
         inner = b"[%b]" % ((inner + b",") * outer.pop())[:-1]
@@ -309,7 +310,7 @@ def _around(outer: list[int], row: Callable[[], Iterator[bytes]]) -> Iterator[by
 
 
 def _read_piece(piece: bytes, kind: _Kind, parser: simdjson.Parser) -> npt.NDArray[Any]:
-    """The numbers of a flat array. ValueError and its like for anything else."""
+    """The numbers of a flat array. ValueError or another error for anything else."""
     if may_hold_long_number(piece):
         raise ValueError("a number may be too long")
     dtype, code = _WIDE[kind]

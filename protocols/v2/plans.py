@@ -1,7 +1,7 @@
-"""Inference requests (v2) that differ in their data alone: what one was shows where the others have theirs.
+"""Plans of inference requests (v2): reads requests that differ from an earlier one only in their data.
 
-Of FP32 [1, 16] a plan reads JSON in 2.2 us and binary data in 2.0, where the typed reader takes 6.4 and 8.6. Of 400
-floats in JSON it saves 4 us of 26, of 1,000 one of 42, and then less: a text above LONGEST_TEXT has none.
+For FP32 [1, 16] a plan reads JSON in 2.2 us and binary data in 2.0 us; the typed reader takes 6.4 and 8.6 us. For 400 floats
+in JSON it saves 4 us of 26, for 1,000 floats 1 us of 42. It saves less for longer texts: none above LONGEST_TEXT has a plan.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _decode_marked = msgspec.json.Decoder(_MarkedHead).decode
 
 
 KEPT_BYTES = 1024
-"""The text around the data of a request that has a plan is no longer."""
+"""The most bytes of text around the data of a request with a plan."""
 LONGEST_TEXT = 12 * 1024
-"""Nor is all of the text of one in JSON."""
+"""The most bytes of a JSON request with a plan."""
 
 _Numbers: TypeAlias = tuple[str, str, np.dtype[Any], tuple[int, ...], Callable[..., bytes], bytes]
-"""An input in JSON: name, datatype, dtype, shape, what packs its numbers, and the text from the end of its data to the data
-of the next."""
+"""An input in JSON: name, datatype, dtype, shape, the function that packs its numbers, and the text between the end of its
+data and the data of the next input."""
 _Bytes: TypeAlias = tuple[str, str, np.dtype[Any], tuple[int, ...], int]
-"""An input in binary data: name, datatype, dtype, shape, and where in them it begins."""
+"""An input in binary data: name, datatype, dtype, shape, and the position of its first byte in them."""
 
 
 @final
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """What stands around the data of a request, and what it means. What has the same around other data is the same request
-    with other numbers. A request with an id or parameters has no plan: they are one client's own.
+    """The text around the data of a request, and its meaning. A request with the same text around other data has the same
+    meaning. A request with an id or parameters has no plan: those are one client's own.
 
-    Around binary data stands the JSON before them, by which the plan is found, and `size` says how many they are. Around
-    the numbers in a JSON text stands the text `before` the first and that behind each; it does not depend on them.
+    For binary data the text is the JSON before them, by which the plan is found, and `size` is the number of their bytes.
+    For numbers in a JSON text it is the text `before` the first number, and the text behind each array.
     """
 
     outputs: tuple[WantedOutput, ...]
@@ -74,7 +74,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     numbers: tuple[_Numbers, ...] = ()
 
     def read_data(self, body: Buffer, at: int) -> V2Request:
-        """What `parse_infer` makes of a body with this head, and `size` bytes behind it that begin `at`."""
+        """The request of a body with this head, and `size` bytes of data from `at` on: the same as from `parse_infer`."""
         inputs = [
             V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, body, at + begin))
             for name, datatype, dtype, shape, begin in self.data
@@ -82,7 +82,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
         return V2Request(inputs=tuple(inputs), outputs=self.outputs, binary_default=self.binary_default)
 
     def read_text(self, text: bytes) -> V2Request | None:
-        """What `parse_infer` makes of the text; None where it is no such request, or one to be looked at closely."""
+        """The request of the text: the same as from `parse_infer`. None if the text does not fit the plan, or needs a full
+        check."""
         before = self.before
         if not text.startswith(before):
             return None
@@ -117,33 +118,33 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
 
 def plan_of_data(request: V2Request, size: int) -> Plan | None:
-    """The plan of the head of a request that `read_typed` read, after which came `size` bytes; None where it has none."""
+    """The plan for the head of a request that `read_typed` read with `size` bytes behind it; None if it can have none."""
     if is_somebodys(request):
         return None
     inputs = []
     at = 0
     for tensor in request.inputs:
         array = tensor.array
-        # The bytes of BYTES and BOOL are looked at each time.
+        # The bytes of BYTES and BOOL must be checked each time.
         if type(array) is BytesData or tensor.datatype == "BOOL" or not array.size:
             return None
         inputs.append((tensor.name, tensor.datatype, array.dtype, array.shape, at))
         at += array.nbytes
-    if at != size:  # some came as JSON
+    if at != size:  # some inputs came as JSON
         return None
     return Plan(outputs=request.outputs, binary_default=request.binary_default, data=tuple(inputs), size=size)
 
 
 def plan_of_text(text: bytes, request: V2Request) -> Plan | None:
-    """The plan of a text that `read_typed` made `request` of, which is nobody's own; None where it would keep more than
-    KEPT_BYTES, and for data that is not some thousand numbers at most."""
+    """The plan for a text that `read_typed` read as `request`, which must have no id or parameters. None if the plan would
+    keep more than KEPT_BYTES, and for data other than a few thousand numbers."""
     tensors = request.inputs
     for tensor in tensors:
         if tensor.datatype not in PACKED or not 0 < tensor.array.size <= PACK_AT_ONCE:
             return None
     try:
         pieces = _take_apart(text)
-    except msgspec.DecodeError:  # an input of no bytes has no data
+    except msgspec.DecodeError:  # an empty input has no data
         return None
     if pieces is None or sum(map(len, pieces)) > KEPT_BYTES:
         return None
@@ -157,7 +158,7 @@ def plan_of_text(text: bytes, request: V2Request) -> Plan | None:
 
 
 def is_somebodys(request: V2Request) -> bool:
-    """Whether it holds an id or parameters, which are one client's own."""
+    """True if it has an id or parameters, which are one client's own."""
     if request.id or request.parameters:
         return True
     for tensor in request.inputs:  # noqa: SIM110, a generator would cost more than the rest
@@ -167,9 +168,9 @@ def is_somebodys(request: V2Request) -> bool:
 
 
 def _take_apart(text: bytes) -> list[bytes] | None:
-    """The text around the data of each input. The same text may stand elsewhere too, in a shape or a string: so the
-    places found are proved, by what becomes of the request with a number of its own in each. These arrays hold no
-    quote: one inside of a string, or of another array, would leave its `data` what it was."""
+    """The text around the data of each input. The same text as the data may also occur in a shape or a string. The found
+    places are therefore proved: with a distinct number in each place, the text must decode to just these data. The arrays
+    hold no quote, so a place inside a string or another array would leave an input's `data` unchanged."""
     pieces, at = [], 0
     for tensor in _decode_raw(text).inputs:
         data = bytes(tensor.data)

@@ -1,4 +1,4 @@
-"""The JSON bodies of v2's extensions that manage a server: statistics, repository, logging, shared memory."""
+"""The JSON bodies of v2's extensions for managing a server: statistics, repository, logging, shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protocols import strict_json
 from protocols.events import Buffer
 from protocols.v2.tensors import V2Error
 
-_DEPTH = 64  # of any body here; none has use for more than two levels
+_DEPTH = 64  # the deepest nesting of any body here; none needs more than two levels
 _SHOWN = 100
 
 Body = TypeVar("Body", bound="ModelIndexRequest | LoadRequest | UnloadRequest | LogChange")
@@ -22,7 +22,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 @final
 class Duration(msgspec.Struct, frozen=True):
-    """How often something happened, and how many nanoseconds it took in all."""
+    """The number of times that something happened, and its total time in nanoseconds."""
 
     count: _Count
     ns: _Count
@@ -30,29 +30,29 @@ class Duration(msgspec.Struct, frozen=True):
 
 @final
 class InferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a model's calls, on every wire. Each is counted once, at its end, as a success or as a failure. The
-    time of a success is that of its queue, compute_input, compute_infer and compute_output."""
+    """The results of a model's calls, on every wire. Each call is counted once, at its end, as a success or as a failure.
+    The time of a success is the sum of its queue, compute_input, compute_infer and compute_output."""
 
     success: Duration
     fail: Duration
     queue: Duration
-    """Waiting for one of the model's slots, of calls that succeeded."""
+    """Waiting for one of the model's slots, for calls that succeeded."""
     compute_input: Duration
     """Reading the tensors of a request."""
     compute_infer: Duration
-    """The model itself, with what it waits for: a session of parts lasts as long as its client wants."""
+    """The model itself, including its waits: a session of parts lasts as long as its client wants."""
     compute_output: Duration
     """Writing the tensors of a reply."""
     cache_hit: Duration
-    """There is no response cache: 0."""
+    """Always 0: there is no response cache."""
     cache_miss: Duration
     cancel: Duration
-    """Those of `fail` whose client left before the answer was complete. Triton has no such member here."""
+    """The calls in `fail` whose client left before the answer was complete. Triton does not have this member."""
 
 
 @final
 class ResponseStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the nth responses of calls that may have many."""
+    """The results of the nth responses of calls that may have many."""
 
     compute_infer: Duration
     compute_output: Duration
@@ -64,7 +64,7 @@ class ResponseStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The executions of one batch size."""
+    """The executions with one batch size."""
 
     batch_size: _Count
     compute_input: Duration
@@ -83,8 +83,8 @@ class MemoryUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the bodies of inference requests, and bytes that were copied or converted in user space, each time that one
-    was, until the model had its arrays. Triton has no such member."""
+    """The bytes of inference requests' bodies, and the bytes that were copied or converted in user space until the model had
+    its arrays; a byte copied twice counts twice. Triton does not have this member."""
 
     received_bytes: _Count
     copied_bytes: _Count
@@ -97,23 +97,23 @@ class ModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: str
     last_inference: _Count
-    """The end of the last call, in milliseconds since 1970; 0 where there was none."""
+    """The end of the last call, in milliseconds since 1970; 0 if there was none."""
     inference_count: _Count
     """Inferences of calls that succeeded: each item of a batch is one."""
     execution_count: _Count
     """Calls of the model that succeeded."""
     inference_stats: InferenceStatistics
     response_stats: dict[str, ResponseStatistics]
-    """By the place of a response in its call, from 0 to 127."""
+    """By the index of a response in its call, from 0 to 127."""
     batch_stats: tuple[BatchStatistics, ...]
     memory_usage: tuple[MemoryUsage, ...]
-    """What is reserved for a model that was loaded from a folder."""
+    """The memory reserved for a model that was loaded from a folder."""
     transfer: Transfer
 
 
 @final
 class StatisticsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The statistics of the models that were asked for."""
+    """The statistics of the requested models."""
 
     model_stats: tuple[ModelStatistics, ...]
 
@@ -130,52 +130,52 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class ModelIndexRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which models an index is to have."""
+    """The choice of models for an index."""
 
     ready: bool = False
-    """Only those that answer."""
+    """True for only the models that are ready."""
 
 
 @final
 class ModelIndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model that is there, or that could be loaded."""
+    """A model that is loaded, or that could be."""
 
     name: str
     state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
     reason: str
     version: str = ""
-    """Absent where only loading the model would tell."""
+    """Absent if it is known only after loading the model."""
 
 
 @final
 class LoadParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """There are none: a model is loaded as its folder or the configuration says."""
+    """There are no parameters: a model is loaded as its folder or the configuration says."""
 
 
 @final
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How to load a model."""
+    """A request to load a model."""
 
     parameters: LoadParameters = LoadParameters()
 
 
 @final
 class UnloadParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`unload_dependents` is accepted: no model depends on another."""
+    """`unload_dependents` is accepted without effect: no model depends on another."""
 
     unload_dependents: bool = False
 
 
 @final
 class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How to unload a model."""
+    """A request to unload a model."""
 
     parameters: UnloadParameters = UnloadParameters()
 
 
 @final
 class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The model answers."""
+    """The model is loaded and answers."""
 
     name: str
     load: Literal[True] = True
@@ -183,7 +183,7 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class UnloadReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing of the model is left, if there was one."""
+    """The model is unloaded, or was not loaded before."""
 
     name: str
     unload: Literal[True] = True
@@ -194,7 +194,7 @@ class UnloadReply(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server logs. Each severity includes those above it."""
+    """The settings of the server's log. Each severity includes those above it."""
 
     log_file: str
     log_info: bool
@@ -206,8 +206,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class LogChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to change; null and absent members do not. What is switched on takes what is more severe with it, what is
-    switched off what is less. The file and the format are those that the server was started with."""
+    """Changes of the log settings; null and absent members stay unchanged. Switching a severity on also switches on the more
+    severe ones; switching it off also switches off the less severe ones. The file and the format cannot change."""
 
     log_file: str | None = None
     log_info: bool | None = None
@@ -229,11 +229,11 @@ class SharedMemoryRegion(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Done(msgspec.Struct, frozen=True):
-    """It was done, and there is nothing to say about it."""
+    """The request succeeded; the body is empty."""
 
 
 def decode(body: Buffer, kind: type[Body], what: str) -> Body:
-    """The request in a body; an empty one is one without members. V2Error, which begins with `what`, for anything else."""
+    """The request in a body. An empty body is a request without members. V2Error, which begins with `what`, otherwise."""
     if not len(body):
         return kind()
     try:
@@ -249,7 +249,7 @@ def decode(body: Buffer, kind: type[Body], what: str) -> Body:
 
 
 def _refuse_overrides(value: Any, what: str) -> None:
-    """Triton's names for what takes the place of a model's own files."""
+    """Refuses Triton's parameters that replace a model's own files."""
     parameters = value.get("parameters") if isinstance(value, dict) else None
     for name in parameters if isinstance(parameters, dict) else ():
         if name == "config" or name.startswith("file:"):

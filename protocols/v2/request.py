@@ -39,13 +39,13 @@ from protocols.v2.tensors import (
 )
 
 MOST = 1_000_000
-"""Elements of an output that are put in order, as in Triton."""
+"""The most elements of an output that classification sorts, as in Triton."""
 
 _NO_NUMBERS = ("BYTES", "BOOL")
 
 
 def read_count(value: object, name: str) -> int:
-    """How many classes the parameter `classification` of an output asks for; 0, and absence, for the output itself."""
+    """The number of classes that an output's parameter `classification` asks for. 0, also if absent: the output itself."""
     if value is None:
         return 0
     if type(value) is not int or value < 0:
@@ -54,10 +54,10 @@ def read_count(value: object, name: str) -> int:
 
 
 def classify(output: V2Tensor, count: int, labels: Sequence[str] = ()) -> V2Tensor:
-    """The `count` largest values along the last axis of an output, or all of them where it has fewer: BYTES of the form
-    `value:index`, and `value:index:label` where there is a label for the index. Floats have six decimals, as in Triton.
-    Equal values come in the order of their indexes, and NaN last. V2Error for an output that has no order, or is too large
-    to be put in order; with status 500 for one that is not of its datatype."""
+    """The `count` largest values along the last axis of an output, or all if it has fewer, as BYTES of the form
+    `value:index`, or `value:index:label` if the index has a label. Floats have six decimals, as in Triton. Equal values are
+    ordered by index, and NaN comes last. V2Error for a datatype without an order, and for too many elements; with status 500
+    for an array that is not of its datatype."""
     if output.datatype in _NO_NUMBERS:
         raise V2Error(f"output {show(output.name)} is {output.datatype}, which classification does not order")
     try:
@@ -82,8 +82,8 @@ def classify(output: V2Tensor, count: int, labels: Sequence[str] = ()) -> V2Tens
 
 
 def _descending(rows: Array) -> Array:
-    """The indexes of each row by its values, the largest first."""
-    # inverted integers are in the opposite order, signed or not, and none of them overflows
+    """The indexes of each row, sorted by value, the largest first."""
+    # inverting reverses the order of integers, signed or not, without overflow
     keys = np.invert(rows) if rows.dtype.kind in "iu" else np.negative(rows.astype(_wide(rows)))
     return np.argsort(keys, axis=1, kind="stable")
 
@@ -99,8 +99,8 @@ def _labelled(text: str, index: int, labels: Sequence[str]) -> bytes:
 
 @final
 class WantedOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An output by name; `binary` None leaves its form to the request's `binary_data_output`. `classification` above 0 asks
-    for that many of its largest values: see `classify`."""
+    """A requested output by name. `binary` None leaves its form to the request's `binary_data_output`. `classification`
+    above 0 asks for that many of its largest values, see `classify`."""
 
     name: str
     binary: bool | None = None
@@ -109,9 +109,9 @@ class WantedOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class V2Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A checked request. `id` is empty where there is none; `parameters` are the model's, so without
-    `binary_data_output`, which is `binary_default`; `outputs` empty asks for all of them. `copied` are the bytes that
-    were copied or converted to make the arrays: none for views of the body, all of the JSON where an input is in it."""
+    """A checked request. `id` is empty if there is none. `parameters` are those for the model; `binary_data_output` is
+    removed from them and is `binary_default`. Empty `outputs` ask for all. `copied` is the number of bytes that were copied
+    or converted to make the arrays: 0 for views of the body, and all of the JSON if an input is in it."""
 
     id: str = ""
     parameters: Parameters = NO_PARAMETERS
@@ -121,7 +121,7 @@ class V2Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     copied: int = 0
 
     def wants_binary(self, output: str) -> bool:
-        """Whether that output is asked for as binary data: `binary_data` on it outranks `binary_data_output`."""
+        """True if that output is requested as binary data: its `binary_data` takes precedence over `binary_data_output`."""
         for asked in self.outputs:
             if asked.name == output and asked.binary is not None:
                 return asked.binary
@@ -131,7 +131,7 @@ class V2Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 def parse_by_rules(
     body: Buffer, header_length: int | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS
 ) -> V2Request:
-    """What `parse_infer` says, member by member: each request that it leaves to no other reader, and every error."""
+    """Reads a request as `parse_infer` must, member by member: requests that the quick readers decline, and every error."""
     if header_length == 0:
         return _raw_request(memoryview(body), signature)
     head, rest = split_body(body, header_length, limits, "the request")
@@ -158,7 +158,7 @@ def read_request(
     limits: V2Limits,
     read_inputs: Callable[[list[dict[str, Any]]], tuple[V2Tensor, ...]],
 ) -> V2Request:
-    """What the JSON of a request says. `read_inputs` makes tensors of the entries of its inputs."""
+    """The request in a JSON object. `read_inputs` makes tensors of the entries of its inputs."""
     parameters = read_parameters(head, "the request")
     for key in parameters:
         if key.startswith("triton_"):
@@ -177,7 +177,7 @@ def read_request(
 
 
 def check_inputs(inputs: Sequence[V2Tensor], signature: ModelSignature) -> None:
-    """V2Error unless the inputs, of which no two have the same name, are those that the model declares."""
+    """Raises V2Error unless the inputs, whose names must be unique, are those that the model declares."""
     expected = signature.expected
     if expected is None:
         if signature.max_batch_size:
@@ -230,7 +230,7 @@ def _read_outputs(entries: list[dict[str, Any]], signature: ModelSignature) -> t
 
 
 def check_output(name: str, signature: ModelSignature) -> None:
-    """V2Error unless the model may give an output of that name."""
+    """Raises V2Error unless the model may give an output of that name."""
     if signature.promised is not None and name not in signature.promised:
         known = ", ".join(map(show, signature.promised))
         raise V2Error(f"unknown output {show(name)}: model {show(signature.name)} gives {known}")
@@ -257,7 +257,7 @@ def _raw_request(view: memoryview, signature: ModelSignature) -> V2Request:
 
 
 def _raw_element(view: memoryview, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-    # The body is the element itself; what looks like a length in front of it is content.
+    # The body is the element itself; a length in front of it would be content.
     if -1 in shape or math.prod(shape) != 1:
         raise V2Error(f"a raw binary request is one {datatype} element, but input {show(name)} has {list(shape)}")
     array = np.empty(1, object)
@@ -283,11 +283,11 @@ def encode_infer_request(
     binary: bool = True,
     binary_data_output: bool | None = None,
 ) -> tuple[list[tuple[bytes, bytes]], list[Buffer]]:
-    """A client's request: headers and the buffers to send in order.
+    """A client's request: headers, and the buffers to send in order.
 
-    `binary` sends all inputs as binary data, else as JSON. `binary_data_output` asks for that form of the outputs
-    that do not say otherwise; where it is None the member is not sent, and servers take it for false. Arrays are not
-    copied: they must not change until they are written.
+    `binary` sends all inputs as binary data, otherwise as JSON. `binary_data_output` is the default form of the outputs; if
+    it is None the member is not sent, and servers use false. Arrays are not copied: they must not change until they are
+    written.
     """
     written = [write_tensor(tensor, binary=binary) for tensor in inputs]
     head: dict[str, Any] = {"id": id} if id else {}

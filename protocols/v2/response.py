@@ -29,16 +29,15 @@ from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, s
 
 @final
 class V2Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A reply with status 200. `form` are the head fields that say how its body is read, without its length. The
-    buffers are written in order; those after the first may be the model's own memory, which must not change until they
-    are written."""
+    """A reply with status 200. `form` has the head fields that tell how its body is read, without its length. Write the
+    buffers in order. Those after the first may be the model's own memory, which must not change until they are written."""
 
     form: Headers
     buffers: list[Buffer]
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """All head fields that the body needs, `content-length` too."""
+        """All head fields that the body needs, including `content-length`."""
         return with_length(self.form, self.buffers)
 
 
@@ -51,12 +50,12 @@ def render_infer(
     parameters: Parameters = NO_PARAMETERS,
     signature: ModelSignature | None = None,
 ) -> V2Reply:
-    """The reply to `request` with what the model gave.
+    """The reply to `request` with the model's outputs.
 
-    Requested outputs come in the order requested, else all in the model's order. An output is binary where its
-    request says so, else where the request's `binary_data_output` does. The id is that of the request, or
-    `response_id` where the model chose one; without either there is none. V2Error 400 for a requested output that
-    does not exist and for BYTES that JSON cannot carry, 500 if the model broke its own declaration.
+    Requested outputs come in the requested order; without a request, all come in the model's order. An output is binary by
+    its request's `binary_data`, else by `binary_data_output`. The id is that of the request, or `response_id` if the model
+    chose one; without either there is none. V2Error 400 for a requested output that does not exist and for BYTES that JSON
+    cannot carry, 500 if the model broke its own declaration.
     """
     head: dict[str, Any] = {"model_name": model_name}
     if model_version:
@@ -78,15 +77,15 @@ def render_infer(
 def choose_outputs(
     outputs: Sequence[V2Tensor], request: V2Request, signature: ModelSignature | None
 ) -> list[tuple[V2Tensor, bool]]:
-    """The outputs that the request asks for, in the form of classes where it does, each with whether it is asked for as
-    binary data. V2Error where one is not what the model has declared."""
+    """The requested outputs, as classes if requested, each with True if it should be binary data. V2Error if an output
+    differs from the model's declaration."""
     check_outputs(outputs, signature, request)
     if not request.outputs:
         return [(tensor, request.binary_default) for tensor in outputs]
     given = {tensor.name: tensor for tensor in outputs}
     chosen = []
     for wanted in request.outputs:
-        if wanted.name not in given:  # only if the model has declared none: else it was missed above
+        if wanted.name not in given:  # only if the model has declared no outputs; otherwise the check above has failed
             gives = ", ".join(map(show, given)) or "none"
             raise V2Error(f"unknown output {show(wanted.name)}: the model gave {gives}", status=400)
         tensor = given[wanted.name]
@@ -98,9 +97,9 @@ def choose_outputs(
 
 
 def check_outputs(outputs: Sequence[V2Tensor], signature: ModelSignature | None, request: V2Request) -> None:
-    """V2Error with status 500 for two outputs of one name, for one that the model does not declare, or declares otherwise,
-    and for one that it declares and did not give. If the request names outputs, only those are missed; else none is if it
-    has left out an optional input, as an output may depend on that."""
+    """Raises V2Error with status 500 for two outputs with one name, for an output that the model does not declare or
+    declares otherwise, and for a declared output that is missing. If the request names outputs, only those must be there. If
+    it names none and leaves out an optional input, any may be missing, because an output may depend on that input."""
     promised = None if signature is None else signature.promised
     if signature is None or promised is None:
         if len(outputs) > 1:
@@ -128,7 +127,7 @@ def _check_all_there(
 ) -> None:
     names, wanted = [tensor.name for tensor in outputs], [one.name for one in request.outputs]
     if not wanted:
-        # a request whose inputs arrive in pieces has none of them here: it has left out nothing that is required
+        # A request whose inputs arrive in pieces has none here, and has left out nothing that is required.
         if len(request.inputs) < len(signature.inputs or ()) and (request.inputs or not signature.required):
             return
         wanted = list(promised)
@@ -147,7 +146,8 @@ def _check_names(outputs: Sequence[V2Tensor]) -> None:
 
 @final
 class V2Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A reply as its client reads it. KServe gives no version, and Triton no id where the request had none: empty."""
+    """A reply as its client reads it. KServe sends no version, and Triton no id if the request had none: both are empty
+    then."""
 
     model_name: str = ""
     model_version: str = ""
@@ -163,10 +163,10 @@ class V2Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 
 def decode_infer_reply(headers: Headers, body: Buffer, *, status: int = 200, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
-    """The reply in a complete body. Binary outputs are read-only views of it, those of BYTES arrays of `bytes`.
+    """The reply in a complete body. Binary outputs are read-only views of it; those of BYTES are arrays of `bytes`.
 
-    `headers` have lower-case names. V2Error for what is not a v2 reply, and for a status other than 200, which it then
-    carries, with the server's text.
+    `headers` must have lower-case names. V2Error if the body is not a v2 reply. For a `status` other than 200, V2Error with
+    that status and the server's text.
     """
     header_length = parse_header_length([value for name, value in headers if name == IHCL])
     head, rest = split_body(body, header_length, limits, "the reply")

@@ -1,6 +1,6 @@
 """The JSON bodies of the Open Inference Protocol (v2) about servers and models, as types.
 
-Those of inference requests and replies are for documents that describe them; the codec reads them faster.
+The types of inference requests and replies serve only documents that describe them; the codec reads those bodies itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 @final
 class LiveReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the server answers at all."""
+    """Liveness of the server."""
 
     live: bool
 
@@ -28,7 +28,7 @@ class ReadyReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @final
 class ModelReadyReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a model takes inference requests."""
+    """Readiness of a model for inference requests."""
 
     name: str
     ready: bool
@@ -36,14 +36,14 @@ class ModelReadyReply(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was refused or failed."""
+    """The reason why a request was refused or failed."""
 
     error: str
 
 
 @final
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """The server, and the extensions of the protocol that it has."""
+    """The server, and the extensions of the protocol that it supports."""
 
     name: str
     version: str
@@ -52,9 +52,10 @@ class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class TensorMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An input or output. -1 in `shape` is a dimension of any size, the first one that of the batch where the model takes
-    batches. `parameters.undeclared` names what the model leaves open: `datatype`, which is then empty, and `shape`, which
-    then stands for any number of dimensions. `parameters.optional` is true for an input that may be missing."""
+    """An input or output. -1 in `shape` is a dimension of any size; if the model takes batches, the first dimension is the
+    batch. `parameters.undeclared` names the properties that the model does not declare: `datatype`, which is then empty, and
+    `shape`, which then stands for any number of dimensions. `parameters.optional` is true for an input that may be
+    missing."""
 
     name: str
     datatype: str
@@ -64,8 +65,8 @@ class TensorMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 @final
 class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model, and the tensors that it takes and gives. `parameters.undeclared` names those of `inputs` and `outputs` of
-    which the model says nothing: they are empty, and any are accepted."""
+    """A model and its tensors. `parameters.undeclared` names those of `inputs` and `outputs` that the model does not
+    declare: they are empty, and any tensors are accepted."""
 
     name: str
     versions: tuple[str, ...]
@@ -77,8 +78,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 @final
 class ConfigTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An input or output in Triton's words: `data_type` is TYPE_FP32 and so on, TYPE_STRING for BYTES and TYPE_INVALID
-    where it is not declared; `dims` is the shape without the batch dimension."""
+    """An input or output in Triton's terms: `data_type` is TYPE_FP32 and so on, TYPE_STRING for BYTES, and TYPE_INVALID if
+    it is not declared. `dims` is the shape without the batch dimension."""
 
     name: str
     data_type: str
@@ -88,14 +89,14 @@ class ConfigTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @final
 class TransactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a request may have any number of responses."""
+    """`decoupled` is true if a request may have any number of responses."""
 
     decoupled: bool
 
 
 @final
 class DynamicBatching(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows of several requests go together, in Triton's words."""
+    """The batching of several requests' rows, in Triton's terms."""
 
     preferred_batch_size: list[int] = []
     max_queue_delay_microseconds: int = 0
@@ -105,8 +106,7 @@ class DynamicBatching(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of Triton's model configuration that its clients read. A model that does not batch has a `max_batch_size`
-    of 0."""
+    """The part of Triton's model configuration that its clients read. `max_batch_size` is 0 for a model without batching."""
 
     name: str
     platform: str
@@ -116,7 +116,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[ConfigTensor, ...]
     model_transaction_policy: TransactionPolicy
     dynamic_batching: DynamicBatching | msgspec.UnsetType = msgspec.UNSET
-    """Clients look whether it is there."""
+    """Clients check only whether it is there."""
 
 
 Datatype: TypeAlias = Literal[
@@ -128,9 +128,9 @@ _Shape: TypeAlias = list[Annotated[int, msgspec.Meta(ge=0)]]
 
 @final
 class InferInput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An input: with `data`, or with the parameter `binary_data_size` and that many bytes after the JSON. `data` are the
-    elements in row-major order, flat or nested as the shape is: numbers, booleans, strings for BYTES; null, NaN and
-    Infinity where the datatype is one of floats."""
+    """An input, with `data`, or with the parameter `binary_data_size` and that many bytes after the JSON. `data` are the
+    elements in row-major order, flat or nested like the shape: numbers, booleans, or strings for BYTES; floats may also be
+    null, NaN and Infinity."""
 
     name: str
     datatype: Datatype
@@ -141,8 +141,8 @@ class InferInput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @final
 class RequestedOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An output that is asked for. The parameter `binary_data` says whether it is to come as bytes, `classification` that it
-    is to come as its so many largest values."""
+    """A requested output. With the parameter `binary_data` it comes as bytes, with `classification` as that many of its
+    largest values."""
 
     name: str
     parameters: Parameters | UnsetType = UNSET
@@ -150,22 +150,22 @@ class RequestedOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @final
 class InferRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A request for one inference. Without `outputs` all are meant. The parameter `binary_data_output` says whether outputs
-    that do not say so themselves are to come as bytes, `timeout` how many microseconds there are, and `priority` the place
-    in the queue, 1 for the first; others are the model's, `sequence_id`, `sequence_start` and `sequence_end` among them."""
+    """A request for one inference. Without `outputs` all outputs are returned. The parameter `binary_data_output` is the
+    default of the outputs' `binary_data`, `timeout` is in microseconds, and `priority` is the level in the queue, 1 for the
+    first. Other parameters are the model's, `sequence_id`, `sequence_start` and `sequence_end` among them."""
 
     inputs: list[InferInput]
     outputs: list[RequestedOutput] | UnsetType = UNSET
     parameters: Parameters | UnsetType = UNSET
     id: str | UnsetType = UNSET
     model_name: str | UnsetType = UNSET
-    """KServe's client sends it; the path names the model."""
+    """KServe's client sends it. It is ignored, because the path names the model."""
 
 
 @final
 class InferOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An output: with `data`, or with the parameter `binary_data_size` and that many bytes after the JSON. `data` are flat,
-    in row-major order, and null where a float is no number."""
+    """An output, with `data`, or with the parameter `binary_data_size` and that many bytes after the JSON. `data` are flat,
+    in row-major order, and null for a float that is not finite."""
 
     name: str
     datatype: Datatype

@@ -1,4 +1,4 @@
-"""One inference request (v2) as its body arrives: what its JSON says at once, then the rows of its binary inputs."""
+"""Reads one inference request (v2) as its body arrives: its JSON first, then the rows of its binary inputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from protocols.v2.tensors import DATATYPES, Array, BytesData, V2Error, V2Tensor,
 
 MiB = 1024 * 1024
 _LENGTH = struct.Struct("<I")
-_SMALL = 64 * 1024  # bytes that are put together without asking for their memory
+_SMALL = 64 * 1024  # bytes that are joined without announcing their memory
 
 
 @final
 class V2Piece(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """Some of a request's inputs, or rows of one: `whole` has the shape of all of it for each of which these are only
-    some. `last` completes the request."""
+    """Some of a request's inputs, or rows of one. `whole` has the full shape for an input of which these are only some rows.
+    `last` is True for the piece that completes the request."""
 
     inputs: tuple[V2Tensor, ...]
     whole: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class V2Piece(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 @final
 class _Rows:
-    """A binary input under way: how far it has come, in rows of its first axis. One of rank 0 is one row."""
+    """The progress in a binary input, in rows of its first axis. An input of rank 0 is one row."""
 
     __slots__ = ("at", "datatype", "done", "items", "name", "row", "rows", "shape", "size", "tensor")
 
@@ -42,11 +42,11 @@ class _Rows:
         self.name, self.datatype, self.shape = tensor.name, tensor.datatype, tensor.array.shape
         self.rows = self.shape[0] if self.shape else 1
         self.items = math.prod(self.shape[1:])  # elements of a row
-        self.row = self.items * DATATYPES[tensor.datatype].itemsize  # its bytes, where all have the same
+        self.row = self.items * DATATYPES[tensor.datatype].itemsize  # bytes of a row, if all have the same
         self.at = self.done = 0  # bytes and rows that were given out
 
     def piece(self, data: memoryview, rows: int) -> tuple[V2Tensor, tuple[int, ...]]:
-        """The next rows, of these bytes."""
+        """The next rows, in these bytes."""
         shape = (rows, *self.shape[1:]) if self.shape else ()
         array = decode_binary(self.datatype, shape, data, self.name)
         self.at += data.nbytes
@@ -56,16 +56,16 @@ class _Rows:
 
 @final
 class PieceReader:
-    """Reads a request whose Inference-Header-Content-Length is `header_length` from its body, in whatever pieces it comes.
+    """Reads a request whose Inference-Header-Content-Length is `header_length` from its body, in any pieces.
 
-    `head` first: all that `parse_infer` would refuse for its JSON is refused there. Then `next_piece`: consecutive rows of
-    each binary input in their order, as many as are here and at most `piece` bytes, or one row that is larger. Inputs in
-    JSON and those without a byte are whole in the first piece. The last piece is given when the body has ended.
+    Call `head` first: it refuses everything in the JSON that `parse_infer` would refuse. Then call `next_piece`: it returns
+    consecutive rows of each binary input, in order, as many as are here and at most `piece` bytes, or one row if that is
+    larger. Inputs in JSON and empty ones are whole in the first piece. The last piece comes when the body has ended.
 
-    Feed it one buffer at a time, when it says NEED_DATA. Arrays are read-only, and views of what was fed where their
-    rows lie in one buffer: that must not change. `need` is the memory that it is about to take beyond small amounts,
-    as bytes come, of which `here` are here: reserve as much before each `receive_data`. V2Error, and no other, for a
-    body that is wrong, too long or too short.
+    Pass one buffer at a time, after NEED_DATA. Arrays are read-only, and views of an input buffer if their rows lie in one:
+    it must not change. `need` is the memory, beyond small amounts, that will be filled as bytes come, and `here` the part of
+    it whose bytes are here: reserve that much before each `receive_data`. V2Error for a body that is invalid, too long or
+    too short; no other error is raised.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class PieceReader:
         largest: int = 1024 * MiB,
         piece: int = MiB,
     ) -> None:
-        """`length` is that of the body, where it was told; `largest` is what one may have. V2Error where they, or the limit
+        """`length` is that of the body, if it is declared; `largest` is the limit of a body. V2Error if they, or the limit
         of the JSON, contradict the header."""
         self._signature, self._limits, self._largest, self._piece = signature, limits, largest, piece
         if header_length > limits.json:
@@ -108,33 +108,33 @@ class PieceReader:
         if length is not None and length > largest:
             raise V2Error(f"the body of {length} bytes is over the limit of {largest} bytes (limits.body)", status=413)
         self._given = None if length is None else length - header_length
-        self._want = header_length  # bytes that are wanted in one buffer
-        self._rest = memoryview(b"")  # what was fed and is not used yet
-        self._block: memoryview | None = None  # the wanted bytes, where they came in several buffers
+        self._want = header_length  # bytes that are needed in one buffer
+        self._rest = memoryview(b"")  # input that is not used yet
+        self._block: memoryview | None = None  # the needed bytes, if they come in several buffers
         self._filled = 0
         self._text = _Text()
-        self._binary: list[_Rows] = []  # that are not complete; the next one last
-        self._whole: tuple[V2Tensor, ...] | None = None  # what the first piece has beside them
+        self._binary: list[_Rows] = []  # the incomplete ones; the next one last
+        self._whole: tuple[V2Tensor, ...] | None = None  # the other inputs, for the first piece
         self._held: V2Piece | None = None
         self._ended = False
-        self._json: memoryview | None = None  # while it is here and not read
+        self._json: memoryview | None = None  # the JSON while it is not parsed
         self.request: V2Request | None = None
-        """What the JSON says, without the inputs; None while it is not here."""
+        """The request of the JSON, without its inputs; None before it is here."""
 
     @property
     def need(self) -> int:
-        """Bytes of memory that are filled with what comes next; 0 for less than 64 KiB."""
+        """The bytes of memory that the next input fills; 0 for less than 64 KiB."""
         return max(self._want if self._want > _SMALL else 0, self._text.need)
 
     @property
     def here(self) -> int:
-        """As many of those bytes as are here, and so are to be paid for with what comes next."""
+        """The part of `need` whose bytes are here, to be paid for with the next input."""
         here = len(self._rest) if self._block is None else self._filled
         return max(here if self._want > _SMALL else 0, self._text.need)
 
     @property
     def work(self) -> int:
-        """Bytes that the next step may look at one by one: those of BYTES."""
+        """The bytes that the next step may examine one by one: those of BYTES."""
         strings = self._binary and self._binary[-1].datatype == "BYTES"
         return len(self._rest) + self._text.unseen if strings else 0
 
@@ -150,7 +150,7 @@ class PieceReader:
         self._rest = view[self._fill(view) :]
 
     def receive_eof(self) -> None:
-        """The body has ended."""
+        """Tells that the body has ended."""
         self._ended = True
 
     def _fill(self, view: memoryview) -> int:
@@ -180,7 +180,7 @@ class PieceReader:
     # -- the JSON --------------------------------------------------------------------------------------------------
 
     def head_text(self) -> memoryview | Signal:
-        """The JSON, or NEED_DATA."""
+        """The JSON text, or NEED_DATA."""
         if self._json is None:
             self._json = self._take(self._want)
             if self._json is None:
@@ -190,7 +190,7 @@ class PieceReader:
         return self._json
 
     def head(self) -> V2Request | Signal:
-        """What the JSON says, or NEED_DATA."""
+        """The request of the JSON, without its inputs, or NEED_DATA."""
         if self.request is None:
             text = self.head_text()
             if not isinstance(text, memoryview):
@@ -231,7 +231,7 @@ class PieceReader:
     # -- the data --------------------------------------------------------------------------------------------------
 
     def next_piece(self) -> V2Piece | Signal:
-        """The next piece, after `head`, or NEED_DATA."""
+        """The next piece, or NEED_DATA. Call `head` before."""
         assert self.request is not None, "the head comes first"
         if self._held is None:
             piece = self._made()
@@ -285,15 +285,15 @@ class PieceReader:
 
 @final
 class _Text:
-    """The elements of a BYTES input that are here: each has a length of its own, so that rows are found by a look at all
-    of them."""
+    """The received elements of a BYTES input. Each element has its own length, so finding rows means examining all of
+    them."""
 
     __slots__ = ("_at", "_data", "_items", "_rows_end")
 
     def __init__(self) -> None:
         self._data = bytearray()
-        self._at = self._rows_end = 0  # what was looked at, and the end of the last row in it
-        self._items = 0  # elements behind that
+        self._at = self._rows_end = 0  # the bytes that were examined, and the end of the last row in them
+        self._items = 0  # elements behind that row
 
     @property
     def size(self) -> int:
@@ -306,16 +306,16 @@ class _Text:
     @property
     def need(self) -> int:
         size = len(self._data) + _SMALL
-        return 2 * size if size > 2 * _SMALL else 0  # what is given out is a copy
+        return 2 * size if size > 2 * _SMALL else 0  # output is a copy
 
     def feed(self, view: memoryview, rows: _Rows) -> memoryview:
-        """Takes what belongs to the input; what does not."""
+        """Takes the bytes that belong to the input; returns the others."""
         n = min(len(view), rows.size - rows.at - len(self._data))
         self._data += view[:n]
         return view[n:]
 
     def scan(self, rows: _Rows, most: int) -> int:
-        """How many whole rows are here, of `most` bytes or just beyond."""
+        """The number of whole rows that are here, within `most` bytes or just beyond."""
         data, left, found = self._data, rows.size - rows.at, 0
         at = self._at
         while found < rows.rows - rows.done and at < most + (0 if found else left):
@@ -344,7 +344,7 @@ class _Text:
         return found
 
     def take(self) -> memoryview:
-        """The whole rows, which are given up."""
+        """Removes and returns the whole rows."""
         with memoryview(self._data) as data, data[: self._rows_end] as rows:
             taken = bytes(rows)
         del self._data[: len(taken)]

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol (v2) to and from bytes: binary bodies and the `data` arrays of its JSON."""
+"""Tensors of the Open Inference Protocol (v2), to and from bytes: binary bodies and the `data` arrays of its JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from protocols.events import Buffer
 Array: TypeAlias = npt.NDArray[Any]
 
 Parameters: TypeAlias = Mapping[str, Any]
-"""Names to strings, numbers and booleans."""
+"""A mapping of names to strings, numbers and booleans."""
 
 NO_PARAMETERS: Parameters = MappingProxyType({})
 
 MAX_DIMS = 16
-"""Dimensions of one tensor. numpy itself ends at 32 or 64, depending on its version."""
+"""The most dimensions of one tensor. numpy's own limit is 32 or 64, depending on its version."""
 
 DATATYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({
     "BOOL": np.dtype(np.bool_),
@@ -36,7 +36,7 @@ DATATYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({
     "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "BF16": np.dtype(ml_dtypes.bfloat16),
     "BYTES": np.dtype(object),
 })  # fmt: skip
-"""Every v2 datatype and the numpy dtype of its arrays; the elements of a BYTES array are `bytes`."""
+"""Every v2 datatype and the numpy dtype of its arrays. The elements of a BYTES array are `bytes`."""
 
 _FP32, _FP64, _U1, _U4 = DATATYPES["FP32"], DATATYPES["FP64"], DATATYPES["UINT8"], DATATYPES["UINT32"]
 _INTEGERS = {name: np.iinfo(dtype) for name, dtype in DATATYPES.items() if dtype.kind in "iu"}
@@ -48,20 +48,21 @@ RANGES: Mapping[str, tuple[int, int]] = MappingProxyType({
 """The smallest and the largest number of each datatype of integers."""
 _LARGEST = {"FP16": "65504", "BF16": "3.38953139e+38", "FP32": "3.40282347e+38", "FP64": "1.79769313e+308"}
 _BEYOND_FP64 = 2**1024 - 2**970  # the first integer that rounds to infinity
-_EXACT = 2.0**53  # here doubles begin to miss whole numbers: another one may have been meant
+_EXACT = 2.0**53  # from here on doubles skip whole numbers, so another one may have been intended
 _LENGTH = struct.Struct("<I")
 PACKED = {
     "FP16": "e", "FP32": "f", "FP64": "d", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
 }  # fmt: skip
-"""The datatypes that `struct` writes too, by the rules of `from_json`: it refuses what does not fit, and rounds as numpy."""
+"""The datatypes that `struct` can write by the rules of `from_json`: it refuses values that do not fit, and rounds as
+numpy."""
 STEP = 16_384
-"""Elements of BYTES that are made, or written, at once: a few milliseconds of the interpreter."""
+"""Elements of BYTES that are made, or written, in one step: a few milliseconds of the interpreter."""
 _WRITTEN_AT_ONCE = 65_536  # numbers that are written in one call
 PACK_AT_ONCE = 4096
-"""Numbers that are given to `struct` in one call."""
+"""Numbers that are passed to `struct` in one call."""
 _CASTABLE = frozenset(name for name in PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
-"""The datatypes whose memory a memoryview shows as bytes too."""
+"""The datatypes whose memory a memoryview can also show as bytes."""
 _WRITTEN_AS_IS = {name: dtype for name, dtype in DATATYPES.items() if name not in ("BYTES", "BF16")}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _encode = msgspec.json.Encoder().encode
@@ -70,8 +71,8 @@ _dumps = orjson.dumps
 
 @final
 class V2Error(Exception):
-    """A v2 request or reply that cannot be. `status` is the HTTP status to answer with: 400 for what the client did,
-    413 for a JSON part above its limit, 500 where a model's own output does not fit what it claims to be."""
+    """An invalid v2 request or reply. `status` is the HTTP status to answer with: 400 for a fault of the client, 413 for
+    JSON above its limit, 500 if a model's output does not match its declaration."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
@@ -85,8 +86,8 @@ class V2Error(Exception):
 
 @final
 class BytesData:
-    """The binary data of a BYTES tensor, known to be good, in place of its array: it leaves as it came, and an element
-    becomes an object when somebody looks. `data` must not change while this lives."""
+    """The checked binary data of a BYTES tensor, in place of its array. The data are sent as they came, and elements become
+    objects only when they are needed. `data` must not change while this lives."""
 
     __slots__ = ("_array", "data", "dtype", "shape", "size")
 
@@ -111,8 +112,8 @@ class BytesData:
         return self._array
 
     def fill(self, flat: Array) -> Iterator[None]:
-        """Makes the elements, in an object array of `size`, in steps of at most STEP, of which each is a few milliseconds.
-        They are not kept."""
+        """Makes the elements in `flat`, an object array of `size`, in steps of at most STEP, each a few milliseconds. They
+        are not kept."""
         data, count = self.data, self.size
         length = _LENGTH.unpack_from(data)[0] if count else 0
         alike = bool(count) and _are_alike(data, count, length)
@@ -134,9 +135,8 @@ class BytesData:
 
 @final
 class V2Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A tensor with its v2 name and datatype; `array` has the dtype that DATATYPES tells, and stands for the elements
-    of BYTES that came as binary data. `parameters` are those of the tensor, without the ones that only describe the
-    transfer (`binary_data_size`)."""
+    """A tensor with its v2 name and datatype. `array` has the dtype of DATATYPES, or is BytesData for BYTES that came as
+    binary data. `parameters` are those of the tensor, without those that only describe the transfer (`binary_data_size`)."""
 
     name: str
     datatype: str
@@ -145,12 +145,12 @@ class V2Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     @property
     def elements(self) -> Array:
-        """The array, where another thing stands for it too: see `BytesData.array`."""
+        """The array itself, also if BytesData stands for it, see `BytesData.array`."""
         return self.array.array() if type(self.array) is BytesData else self.array
 
 
 def show(value: object) -> str:
-    """A JSON value as an error message may repeat it: at most some 64 characters, arrays and objects by kind."""
+    """A JSON value for an error message: at most some 64 characters, with arrays and objects as their kind."""
     match value:
         case None | bool():
             return json.dumps(value)
@@ -167,7 +167,7 @@ def show(value: object) -> str:
 
 
 def show_shape(shape: tuple[int, ...]) -> str:
-    """A shape as an error message may repeat it."""
+    """A shape for an error message, shortened."""
     return _shorten("[" + ", ".join(map(show, shape)) + "]")
 
 
@@ -176,8 +176,8 @@ def _shorten(text: str) -> str:
 
 
 def check_shape(shape: object, name: str, *, dims: int = MAX_DIMS) -> tuple[int, ...]:
-    """The shape of the tensor `name` as JSON gave it: an array of at most `dims` non-negative integers. A boolean, a
-    fraction, even 1.0, is none. Allocates nothing: what a shape claims is compared with the bytes present first."""
+    """The shape of the tensor `name` from JSON: an array of at most `dims` non-negative integers. Booleans and fractions,
+    even 1.0, are refused. It allocates nothing: compare the shape with the present bytes first."""
     if type(shape) is not list:
         raise V2Error(f"tensor {show(name)}: shape must be an array of integers, got {show(shape)}")
     if len(shape) > dims:
@@ -191,9 +191,9 @@ def check_shape(shape: object, name: str, *, dims: int = MAX_DIMS) -> tuple[int,
 def decode_binary(datatype: str, shape: tuple[int, ...], view: memoryview, name: str) -> Array | BytesData:
     """The array of a tensor's binary data: little-endian, row-major, without padding (binary tensor data extension).
 
-    A read-only view of the memory of `view`, which must not change while the array lives; a copy for BOOL where a byte
-    is neither 0 nor 1 (any such byte is true). BYTES are checked, and become objects later. V2Error naming the tensor,
-    what its shape takes and what came, before anything is allocated.
+    It is a read-only view of the memory of `view`, which must not change while the array lives. It is a copy for BOOL if a
+    byte is neither 0 nor 1 (any such byte is true). BYTES are checked here and become objects later. V2Error before anything
+    is allocated; it names the tensor, the size of its shape and the actual size.
     """
     if datatype != "BYTES":
         return decode_fixed(datatype, shape, view, name)
@@ -204,7 +204,7 @@ def decode_binary(datatype: str, shape: tuple[int, ...], view: memoryview, name:
 
 
 def decode_fixed(datatype: str, shape: tuple[int, ...], view: memoryview, name: str) -> Array:
-    """`decode_binary` for the datatypes whose elements have one size: all but BYTES."""
+    """Does `decode_binary` for datatypes whose elements have a fixed size: all but BYTES."""
     dtype = DATATYPES[datatype]
     count = math.prod(shape)
     if view.nbytes != count * dtype.itemsize:
@@ -212,13 +212,13 @@ def decode_fixed(datatype: str, shape: tuple[int, ...], view: memoryview, name: 
         raise V2Error(f"tensor {show(name)}: {datatype} {show_shape(shape)} takes {expected} bytes, got {view.nbytes}")
     flat = np.frombuffer(view.toreadonly(), dtype)
     if datatype == "BOOL" and count and flat.view(_U1).max() > 1:
-        flat = flat.view(_U1) != 0  # numpy gives wrong sums for a true that is not 1
+        flat = flat.view(_U1) != 0  # numpy computes wrong sums for a true that is not 1
         flat.setflags(write=False)
     return _shaped(flat, shape, name)
 
 
 def bytes_apart(array: Array | BytesData, view: memoryview) -> int:
-    """The bytes of an array that `decode_binary` made of `view`, if it is not a view of it."""
+    """The bytes of an array that `decode_binary` made of `view`, if it is not a view of it; else 0."""
     if type(array) is BytesData or not array.nbytes or np.may_share_memory(array, np.frombuffer(view, _U1)):
         return 0
     return array.nbytes
@@ -246,13 +246,13 @@ def _check_bytes(count: int, shape: tuple[int, ...], view: memoryview, name: str
 
 
 def _are_alike(view: memoryview, count: int, length: int) -> bool:
-    """Whether all elements have that length, and take up the data."""
+    """True if all elements have that length and fill the data exactly."""
     step = _LENGTH.size + length
     return step * count == view.nbytes and bool((np.ndarray(count, "<u4", view, 0, step) == length).all())
 
 
 def _fault_of_bytes(count: int, view: memoryview, name: str) -> V2Error:
-    """The error for data that ends before its elements do: which of them is the first that is not whole."""
+    """The error for data that end before all elements: it names the first incomplete one."""
     at = index = 0
     while at + _LENGTH.size <= view.nbytes:
         start = at + _LENGTH.size
@@ -265,7 +265,7 @@ def _fault_of_bytes(count: int, view: memoryview, name: str) -> V2Error:
 
 
 def _check_empty(count: int, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> None:
-    # One zero makes a tensor empty however large the other dimensions are; numpy wants those below 2**63 bytes too.
+    # A single zero makes a tensor empty, but numpy still requires the other dimensions to stay below 2**63 bytes.
     if not count and math.prod(filter(None, shape)) * dtype.itemsize >= 2**63:
         raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} is too large")
 
@@ -286,9 +286,9 @@ def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
 def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
     """The binary data of an array, as buffers to write in order; none for an array without elements.
 
-    The array's own memory where it is row-major and little-endian: it must not change until it is written. Else, and
-    for BYTES (elements `bytes` or `str`, the latter as UTF-8), a copy; what stands for BYTES that were received leaves
-    as they came. V2Error with status 500 if the array is not of that datatype: nothing is cast.
+    It is the array's own memory if that is row-major and little-endian: the array must not change until it is written.
+    Otherwise, and for BYTES (elements `bytes` or `str`, the latter as UTF-8), it is a copy. BytesData are sent as they came.
+    V2Error with status 500 if the array is not of that datatype: nothing is cast.
     """
     if type(array) is BytesData:
         _check_dtype(array, datatype)
@@ -308,16 +308,16 @@ def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
     if not array.size:
         return []
     flat = np.ascontiguousarray(array, DATATYPES[datatype]).reshape(-1)
-    return [flat.view(_U1).data]  # as bytes: bfloat16 has no format of its own in the buffer protocol
+    return [flat.view(_U1).data]  # as bytes, because bfloat16 has no format in the buffer protocol
 
 
 def to_json(array: Array | BytesData, datatype: str) -> bytes:
     """The `data` of an array: a flat JSON array, row-major.
 
-    Integers are exact and a float is the shortest text that reads back to the same value: for FP32, and the 16-bit
-    types that it includes, the same 32-bit value. NaN and both infinities become `null`, as JSON has no word for
-    them: ask for binary data where the sign matters. BYTES are strings; V2Error if one is not UTF-8, and with status
-    500 if the array is not of that datatype.
+    Integers are exact. A float is the shortest text that reads back to the same value: for FP32, and the 16-bit types that
+    it includes, the same 32-bit value. NaN and both infinities become `null`, because JSON cannot express them: ask for
+    binary data if that matters. BYTES are strings. V2Error if one is not UTF-8, and with status 500 if the array is not of
+    that datatype.
     """
     if type(array) is BytesData:
         _check_dtype(array, datatype)
@@ -328,7 +328,7 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
         if datatype == "BYTES":
             return b"[%b]" % b",".join([_encode([_as_text(item) for item in items])[1:-1] for items in _bytes_items(array)])
         _check_dtype(array, datatype)
-        array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native order, and aligned
+        array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native byte order, and aligned
     flat = array.ravel()  # contiguous
     if flat.size <= _WRITTEN_AT_ONCE:
         return _dumps(flat, None, _NUMPY)
@@ -337,14 +337,14 @@ def to_json(array: Array | BytesData, datatype: str) -> bytes:
 
 
 def numbers_of(array: Array, datatype: str) -> Array:
-    """The elements of an array in a plain one. V2Error, status 500, if it is not of that datatype, which is never BYTES."""
+    """The elements as a plain array. V2Error with status 500 if it is not of that datatype, which must not be BYTES."""
     array = _plain(array)
     _check_dtype(array, datatype)
     return array
 
 
 def _plain(array: Any) -> Array:
-    """What a scalar or an array of a class of its own holds: such a class may see its elements and its shape otherwise."""
+    """A plain array of a scalar, or of an array of a subclass, which may treat elements and shape differently."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise V2Error("a masked array has elements without a value: give it some, as with numpy.ma.filled", status=500)
     return np.asarray(array)
@@ -387,14 +387,14 @@ def _as_text(item: bytes) -> str:
 
 
 def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *, numbers: bool = False) -> Array:
-    """The array of a tensor's `data`: a flat array of its elements in row-major order, or arrays nested exactly as
-    the shape says. Read-only.
+    """The array of a tensor's `data`, read-only: a flat array of its elements in row-major order, or arrays nested exactly
+    as the shape says.
 
     Elements: for integers a whole number in range (1.0 is one, below 2**53); for floats any number in range, `null` for NaN;
-    for BOOL true, false, 0 and 1; for BYTES a string, taken as UTF-8. Anything else, another count or another nesting
-    is a V2Error that names the tensor and the first wrong element; nothing is cut, wrapped or guessed.
+    for BOOL true, false, 0 and 1; for BYTES a string, encoded as UTF-8. V2Error for anything else, and for another count or
+    nesting. It names the tensor and the first wrong element; nothing is cut, wrapped or guessed.
 
-    `numbers` says what the caller has made sure of: that `data` holds `int` and `float` alone, and lists of them.
+    `numbers` is True if the caller has checked that `data` holds only `int` and `float`, and lists of them.
     """
     values = data if numbers and type(data) is list and data and type(data[0]) is not list else _flatten(shape, data, name)
     count = math.prod(shape)
@@ -411,8 +411,8 @@ def from_json(datatype: str, shape: tuple[int, ...], data: object, name: str, *,
 
 
 def _pack(datatype: str, values: list[Any]) -> Buffer | None:
-    """The binary data of numbers that all fit the datatype and are of its kind, read-only; None otherwise. Booleans count
-    as numbers here."""
+    """The binary data of numbers, read-only, if all fit the datatype and are of its kind; None otherwise. Booleans count as
+    numbers here."""
     code = PACKED.get(datatype)
     if code is None:
         return None
@@ -432,7 +432,7 @@ def _pack(datatype: str, values: list[Any]) -> Buffer | None:
 
 @lru_cache(maxsize=128)
 def packer(count: int, code: str) -> Callable[..., bytes]:
-    """What packs so many numbers, at most PACK_AT_ONCE, of a code of PACKED."""
+    """The function that packs `count` numbers, at most PACK_AT_ONCE, with a code of PACKED."""
     return struct.Struct(f"<{count}{code}").pack
 
 
@@ -451,8 +451,8 @@ def _flatten(shape: tuple[int, ...], data: object, name: str) -> list[Any]:
 
 
 def read_values(datatype: str, values: list[Any], name: str, first: int = 0) -> Array:
-    """The flat array of values that `data` has one after the other, all of a datatype but BYTES. V2Error for the first that
-    is wrong; of them `first` are elements before these."""
+    """The flat array of `values` for any datatype but BYTES. V2Error for the first wrong value; `first` is the number of
+    elements before these."""
     kinds = set(map(type, values))
     if datatype == "BOOL":
         if not kinds <= {bool, int} or not set(values) <= {False, True}:
@@ -499,9 +499,9 @@ def _to_floats(datatype: str, values: list[Any], name: str, first: int) -> Array
 
 
 def narrowed(wide: npt.NDArray[np.float64], datatype: str) -> Array:
-    """Doubles as an array of a datatype of floats: each the nearest; infinite where too large, of which numpy warns."""
+    """Doubles as an array of a float datatype: each is the nearest value, or infinite if too large, of which numpy warns."""
     if datatype == "BF16":
-        # by way of a single, which must not be half-way between two: it is rounded to even there, whatever it came from
+        # The way through FP32 must not round twice: a value exactly half-way there would be rounded to even again.
         single = wide.astype(_FP32)
         halfway = ((single.view(_U4) & 0xFFFF) == 0x8000) & (single != wide)
         if halfway.any():

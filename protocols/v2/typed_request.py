@@ -1,6 +1,6 @@
-"""Inference requests (v2) of the shape that clients send, decoded into their types at once; all others by the rules.
+"""Decodes inference requests (v2) of the usual form directly into types; all others go to the rules.
 
-Of FP32 [1, 16] in JSON this costs 6.4 us where the rules take 18, in binary 8.6 and 14.8.
+FP32 [1, 16] costs 6.4 us in JSON and 8.6 us in binary; by the rules 18 and 14.8 us.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _Scalars: TypeAlias = dict[str, str | int | float | bool]
 Numbers: TypeAlias = list[int | float | list[int | float]]
 
 LARGE: Final = 2048
-"""Bytes of JSON from which on the numbers of its inputs are read apart from it."""
+"""Bytes of JSON from which on the numbers of its inputs are read separately."""
 
-_DEPTH = 5  # of what is read here: the request, its inputs, one of them, its data and a row of that
+_DEPTH = 5  # the nesting that is read here: the request, its inputs, one input, its data, a row of them
 _AROUND = 3  # arrays and objects around the data of an input
-_LARGEST_HEAD = 4096  # bytes beside the numbers that may all be floats of which the decoder takes 8 us each
+_LARGEST_HEAD = 4096  # bytes beside the numbers; all could be floats that cost the decoder 8 us each
 
 
 class _Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -51,7 +51,7 @@ class _MarkedInput(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: msgspec.Raw = None  # type: ignore[assignment]  # Raw can be in no union, and defaults are not checked
+    data: msgspec.Raw = None  # type: ignore[assignment]  # Raw cannot be in a union, and defaults are not checked
     parameters: _Scalars | None = None
 
 
@@ -65,7 +65,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     outputs: list[_Output] | None = None
     parameters: _Scalars | None = None
     id: str | None = None
-    model_name: str | None = None  # KServe's client sends it; it means nothing
+    model_name: str | None = None  # KServe's client sends it; it is ignored
 
 
 class _MarkedHead(_Head, forbid_unknown_fields=True, gc=False):
@@ -79,16 +79,16 @@ _decode_marked = msgspec.json.Decoder(_MarkedHead).decode
 def parse_infer(
     body: Buffer, header_length: int | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS
 ) -> V2Request:
-    """The request in a complete body, checked against what the model declares; nothing is left to check after it.
+    """The request in a complete body, fully checked against the model's declaration.
 
-    What clients usually send is decoded into its types at once; all else, and every error, is `parse_by_rules`'.
+    Usual requests are decoded directly into types; `parse_by_rules` reads all others and reports every error.
 
-    `header_length` comes from `parse_header_length`; 0 is a raw binary request, whose body is the only input of the
-    model and whose outputs are all binary. Binary inputs are read-only views of `body`, which must not change while
-    they live; JSON inputs are new arrays. V2Error, with status 413 for JSON above `limits.json` and 400 otherwise,
-    and a text that names the input, what was expected and what came.
+    `header_length` comes from `parse_header_length`. 0 is a raw binary request: its body is the only input of the model, and
+    its outputs are all binary. Binary inputs are read-only views of `body`, which must not change while they live; JSON
+    inputs are new arrays. V2Error with status 413 for JSON above `limits.json`, and 400 otherwise. Its text names the input,
+    the expected and the actual value.
     """
-    if type(body) is not bytes:  # which arrays may view as it is
+    if type(body) is not bytes:  # bytes, because arrays may then be views of the body
         body = memoryview(body).toreadonly().cast("B")
     size = len(body)
     length = size if header_length is None else header_length
@@ -101,16 +101,16 @@ def parse_infer(
         request = read_typed(text, rest, signature, limits)
         if request is not None:
             return request
-        del text  # which may be large
+        del text  # it may be large
     return parse_by_rules(body, header_length, signature, limits)
 
 
 def read_typed(
     text: bytes, rest: memoryview | None, signature: ModelSignature, limits: V2Limits = DEFAULT_LIMITS
 ) -> V2Request | None:
-    """What `parse_by_rules` makes of a body of that JSON text, within `limits.json`, and the bytes after it; `rest` None
-    is a body without Inference-Header-Content-Length. None where the answer may be an error or takes another reader:
-    members that are not known, null, text as data, a byte order mark."""
+    """The request of a JSON text, within `limits.json`, and the bytes after it: the same as from `parse_by_rules`. `rest` is
+    None for a body without Inference-Header-Content-Length. None if the result may be an error or another reader is needed:
+    for unknown members, null, strings as data, and a byte order mark."""
     if limits.depth < _DEPTH:
         return None
     apart = None
@@ -122,7 +122,7 @@ def read_typed(
             if apart is None:
                 return None
             head, beside = _decode_marked(apart.beside), apart.beside
-        members = _count_members(head)  # before some are taken out
+        members = _count_members(head)  # before some are removed
         read = _read_inputs(head.inputs, rest, limits, apart, text)
         outputs = _read_outputs(head.outputs, limits, signature) if head.outputs else ()
         if read is None or outputs is None or not strict_json.is_plain(beside, members):
@@ -150,7 +150,7 @@ def read_typed(
 
 
 def _count_members(head: _Head | _MarkedHead) -> int:
-    """The members of all objects, where none was there twice. A null counts as none: then the text has more."""
+    """The members of all objects, if there are no duplicates. A null member is not counted, so the text then has more."""
     count = 1 + (head.id is not None) + (head.model_name is not None)
     if head.parameters is not None:
         count += 1 + len(head.parameters)
@@ -172,7 +172,7 @@ def _read_inputs(
     apart: NumbersApart | None,
     text: bytes,
 ) -> tuple[tuple[V2Tensor, ...], int] | None:
-    """The inputs, and the bytes that were copied or converted for them."""
+    """The inputs, and the number of bytes that were copied or converted for them."""
     tensors, names, at, read, copied = [], set(), 0, 0, 0
     given = 0 if rest is None else rest.nbytes
     elements = 0
