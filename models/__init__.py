@@ -1,6 +1,6 @@
-"""What a model author sees: messages, sessions, adapters and a small library of models.
+"""The interface for model authors: messages, sessions, adapters and a small library of models.
 
-The names here stay where they are; the reference lists which other modules do.
+The names here keep their place. The API reference lists the other modules whose names do.
 """
 
 import importlib
@@ -53,7 +53,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports a name from its home when it is first asked for: `import models` alone imports nothing else."""
+    """Imports a name from its module when it is first used: `import models` alone imports nothing else."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

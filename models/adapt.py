@@ -1,4 +1,4 @@
-"""Plain functions, async functions and generators become models: their annotations say which messages they speak."""
+"""Makes models of plain functions, async functions and generators, whose annotations tell their messages."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from models.spec import DECLARED, MARK, Load, Model, ModelSpec, TensorSpec
 F = TypeVar("F", bound=Callable[..., Any])
 
 AT_ONCE = 4096
-"""Elements that may become objects, or be looked at one by one, on the event loop."""
+"""The most elements that become objects, or are examined one by one, on the event loop."""
 STEP = 16_384
 """Elements in one step of a thread: a few milliseconds of the interpreter."""
-_SHORT = 64 * 1024  # bytes whose copying nobody notices
-_LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
-_ROWS = 64  # numbers, in a list, of which an array is made at once
-_OBJECT = 64  # bytes of memory that an element takes beside its own
+_SHORT = 64 * 1024  # bytes that are quick to copy
+_LONG = 2 * 1024 * 1024  # bytes whose copying would delay the loop
+_ROWS = 64  # numbers in a list that is converted on the loop
+_OBJECT = 64  # bytes of memory that an element takes beyond its content
 
 _FAMILY_OF: dict[Any, Family] = {
     Prompt: Family.TEXT,
@@ -70,8 +70,8 @@ _FAMILY_OF: dict[Any, Family] = {
 
 
 def blocking(declared: bool) -> Callable[[F], F]:
-    """Declares whether a synchronous function or generator blocks. They run in threads by default; `@blocking(False)`
-    runs one on the event loop, which is right only for steps of well under a millisecond."""
+    """Declares that a synchronous function or generator blocks, or not. They run in threads by default. `@blocking(False)`
+    runs one on the event loop, where it blocks every other session: use it only for steps well under 1 ms."""
 
     def mark(fn: F) -> F:
         fn.__model_blocking__ = declared  # type: ignore[attr-defined]
@@ -81,14 +81,14 @@ def blocking(declared: bool) -> Callable[[F], F]:
 
 
 def spec_of(thing: Any, name: str = "", *, family: Family | None = None, **overrides: Any) -> ModelSpec:
-    """A ModelSpec from whatever stands for a model.
+    """A ModelSpec for any object that can be a model.
 
-    `thing` may be a ModelSpec; a function, async function, generator or async generator of one message (annotate its
-    first parameter: Prompt or str, InferRequest or numpy arrays by name, Part or bytes); an async function of a
-    Session (duplex); an object whose `__call__` is one of these; a functools.partial of one; or an async context manager
-    function that yields one of these (loading and unloading around it). `overrides` are ModelSpec's fields; what a model
-    of tensors declares, by annotations or by `models.spec.declare`, is in the spec where they do not say otherwise.
-    TypeError says what is missing.
+    `thing` is one of these: a ModelSpec; a function, async function, generator or async generator of one message, whose
+    first parameter is annotated as Prompt or str, InferRequest or numpy arrays by name, Part or bytes; an async function of
+    a Session (duplex); an object whose `__call__` is one of these; a functools.partial of one; or an async context manager
+    function that yields one, with loading before and unloading after it. `overrides` are fields of ModelSpec. Without them,
+    a tensor model's declarations, by annotations or by `models.spec.declare`, are in the spec. TypeError if something is
+    missing.
     """
     if isinstance(thing, ModelSpec):
         return replace(thing, name=name or thing.name, family=family or thing.family, **overrides)
@@ -101,7 +101,7 @@ def spec_of(thing: Any, name: str = "", *, family: Family | None = None, **overr
 
 
 def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
-    """The model that a callable stands for, and its family."""
+    """The model that a callable makes, and its family."""
     if not callable(thing) or inspect.isclass(thing):
         raise TypeError(f"{repr(thing)[:200]} is no model: give a function, a generator, or an object with __call__")
     name, fn = _name(thing), _code_of(thing)
@@ -141,9 +141,9 @@ _Arguments: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 @final
 class _PerMessage:
-    """Calls a function once for each message received and sends what it returns or yields.
+    """Calls a function once for each received message, and sends what it returns or yields.
 
-    The function never sees the session, so nothing else receives or sends meanwhile: the channel is used as it is.
+    The function never sees the session, so nothing else receives or sends meanwhile, and the channel is used directly.
     """
 
     def __init__(self, thing: Any, fn: Any, family: Family, arguments: _Arguments) -> None:
@@ -151,7 +151,7 @@ class _PerMessage:
         self._whole = _WHOLE[family]
         self._tensors = family is Family.TENSOR
         self._measure = _MEASURES.get(arguments, elements_of)
-        """Gives the elements and bytes to be made of a message before the function has it; None: there are never any."""
+        """Returns the elements and bytes to be made of a message before the function gets it. None: there are never any."""
         self._kind: Callable[[_Channel, Any, Callable[[], None]], Awaitable[None]] = (
             self._async_generator if inspect.isasyncgenfunction(fn)
             else self._coroutine if inspect.iscoroutinefunction(fn)
@@ -159,7 +159,7 @@ class _PerMessage:
             else self._function
         )  # fmt: skip
         self._threads = bool(getattr(fn, "__model_blocking__", getattr(thing, "__model_blocking__", True)))
-        # what a model of text says of itself
+        # the properties of a text model
         self.parameters = getattr(thing, "parameters", None)
         self.chat_template = getattr(thing, "chat_template", None)
         self.count_tokens = getattr(thing, "count_tokens", None)
@@ -177,11 +177,11 @@ class _PerMessage:
                 await self._kind(channel, message, _nothing)
 
     async def _convert_and_call(self, channel: _Channel, message: Any, elements: int, size: int) -> None:
-        """Calls the function with objects that are first made of the message, so many of so many bytes. They are paid for
+        """Calls the function with objects made of the message: `elements` of them, of `size` bytes. Their memory is reserved
         before, and as long as the function has them."""
         give_back = step_holder().reserve(_OBJECT * elements + size)
         if self._threads and self._kind in (self._function, self._generator):
-            await self._kind(channel, message, give_back)  # in its thread
+            await self._kind(channel, message, give_back)  # converted in its thread
             return
         try:
             steps = _convert(message)
@@ -213,7 +213,7 @@ class _PerMessage:
             await channel.send(self._message(item))
 
     def _step(self, message: Any) -> Any:
-        """All that is made of the message, and of what the function gives, in its thread."""
+        """Converts the message, calls the function, and converts its result, all in its thread."""
         item = self._call(*self._arguments(self._ready(message)))
         return item if item is None else self._message(item)
 
@@ -223,7 +223,7 @@ class _PerMessage:
         return _all_of(_convert(message))
 
     async def _message_beside(self, item: Any) -> Any:
-        """The message that an item stands for which takes long to make."""
+        """The message for an item whose conversion takes long."""
         return await in_thread(partial(self._message, item), limiter=codec_threads(), expected=(TypeError,))
 
     async def _async_generator(self, channel: _Channel, message: Any, ended: Callable[[], None]) -> None:
@@ -243,7 +243,8 @@ class _PerMessage:
                 await channel.send(item)
 
     def _steps(self, message: Any) -> Generator[Any, None, None]:
-        """Yields the generator's items, in its thread; a tensor model's as messages, since making those may take long."""
+        """Yields the generator's items, in its thread. A tensor model's are converted to messages there, which may take
+        long."""
         if self._measure is None:
             steps: Generator[Any, None, None] = self._call(*self._arguments(message))
             return steps
@@ -268,7 +269,7 @@ class _PerMessage:
                 await channel.send(item)
 
     def _message(self, item: Any, made: int = 0) -> Any:
-        """The family's message that an item stands for; `made` were made of texts before it, which numbers tokens."""
+        """The message of the family for an item. `made` tokens were made of texts before it: it numbers them."""
         if type(item) in self._whole:
             return item
         match self._family:
@@ -316,19 +317,19 @@ def _bytes_of(message: Part) -> tuple[Any, ...]:
 
 
 def _copied_of(message: Part) -> tuple[int, int] | None:
-    """The bytes of a part that are copied, for a function that takes `bytes`; None: few or none."""
+    """The bytes of a part that must be copied for a function of `bytes`. None: few or none."""
     return None if type(message.data) is bytes or len(message.data) <= _SHORT else (0, len(message.data))
 
 
-# The measure of what is made of a message before the function has it, by its arguments; of arrays, `elements_of`.
+# The measure of the objects made of a message, by the function that makes the arguments. For arrays: `elements_of`.
 _MEASURES: Mapping[Any, Callable[[Any], tuple[int, int] | None] | None] = {
     _message_itself: None, _text_of: None, _bytes_of: _copied_of,
 }  # fmt: skip
 
 
 def _convert(message: Any) -> Generator[None, None, Any]:
-    """Makes a message of its own for the function, in steps of a few milliseconds, and returns it. The message that came
-    is unchanged."""
+    """Makes a separate message for the function, in steps of a few milliseconds, and returns it. The received message is
+    unchanged."""
     if isinstance(message, Part):
         yield
         return msgspec.structs.replace(message, data=bytes(message.data))
@@ -352,7 +353,7 @@ def _all_of(steps: Generator[None, None, Any]) -> Any:
 
 
 def _next(steps: Generator[None, None, Any]) -> Any:
-    """Runs one step; returns the message after the last one, None before."""
+    """Runs one step. Returns the message after the last step, and None before."""
     try:
         next(steps)
     except StopIteration as end:
@@ -361,11 +362,11 @@ def _next(steps: Generator[None, None, Any]) -> Any:
 
 
 def _nothing() -> None:
-    """Nothing was paid for."""
+    """Does nothing, because nothing was reserved."""
 
 
 def _arrays_of(parameters: Iterable[inspect.Parameter], inputs: Iterable[TensorSpec]) -> _Arguments:
-    """The arrays of these inputs, each where its parameter is; a parameter without an array gets its default."""
+    """The arrays of these inputs, in the order of their parameters. A parameter without an array gets its default."""
     optional = {spec.name: spec.optional for spec in inputs}
     required = {name for name, may_miss in optional.items() if not may_miss}
     order = [(p.name, p.default) for p in parameters]
@@ -383,13 +384,13 @@ def _arrays_of(parameters: Iterable[inspect.Parameter], inputs: Iterable[TensorS
     return arrays
 
 
-# What a generator is annotated with, over what it yields.
+# The annotations of generators, whose argument is the yielded type.
 _YIELDS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 
-# What is the one output of a function of arrays; a number has no dimensions.
+# Types that are the only output of a function of arrays; a number has no dimensions.
 _OUTPUT0 = (np.ndarray, np.generic, int, float)
 
-# What is sent as it is.
+# Types that are sent unchanged.
 _WHOLE: Mapping[Family, tuple[type, ...]] = {
     Family.TEXT: (Token, Finish),
     Family.TENSOR: (InferResponse,),
@@ -411,7 +412,7 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 
 def _objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The texts of an array as objects, which are bytes, in steps of a few milliseconds."""
+    """The texts of an array as objects of type `bytes`, made in steps of a few milliseconds."""
     text, flat, objects = array.dtype.kind == "U", array.reshape(-1), np.empty(array.size, object)
     for start in range(0, array.size, STEP):
         items = flat[start : start + STEP].tolist()
@@ -420,7 +421,7 @@ def _objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _is_long(item: Any) -> bool:
-    """True if an answer has more elements to be looked at one by one than should be on the event loop."""
+    """True if an answer has too many elements to examine on the event loop."""
     if type(item) is np.ndarray:
         return item.dtype.kind in "SU" and item.size > AT_ONCE
     if isinstance(item, Mapping):
@@ -439,8 +440,8 @@ def _agreed(name: str, annotated: Family | None, given: Family | None) -> Family
 
 
 def _family_in(hint: Any) -> Family | None:
-    """The family that an annotation tells of, however deep: a message, a Session or Callable of messages, a class that
-    is called with them."""
+    """The family of an annotation, at any depth: a message, a Session or Callable of messages, or a class that is called
+    with them."""
     hint = unaliased(hint)
     inner = hint if isinstance(hint, list) else typing.get_args(hint)
     kind = typing.get_origin(hint) or hint
@@ -454,19 +455,19 @@ def _family_in(hint: Any) -> Family | None:
 
 
 def _taken(name: str, hints: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The annotation of the first parameter, and what that is an annotation of."""
+    """The annotation of the first parameter, and its type."""
     first = unaliased(hints.get(name))
     return first, Session if first is None and name == "session" else typing.get_origin(first) or first
 
 
 def is_declared(thing: Any) -> bool:
-    """True if `models.spec.declare` has marked it as a model of tensors, or as a factory of one."""
+    """True if `models.spec.declare` has marked it as a tensor model, or as a factory of one."""
     return bool(getattr(_unbound(thing), MARK, False))
 
 
 def _takes_request(thing: Any, required: list[str]) -> bool:
-    """True if the one unannotated parameter of a function that `declare` has marked is the request and no array of it: it is
-    named `request`, or as none of the declared inputs."""
+    """True if a function marked by `declare` takes the whole request as its one unannotated parameter: one that is named
+    `request`, or unlike any of the declared inputs."""
     if not is_declared(thing) or len(required) != 1:
         return False
     inputs = getattr(_unbound(thing), "inputs", None)
@@ -476,7 +477,7 @@ def _takes_request(thing: Any, required: list[str]) -> bool:
 
 
 def _parameters(thing: Any) -> list[str]:
-    """The names of the arguments that have to be given, by position."""
+    """The names of the positional arguments without a default."""
     try:
         required = [p for p in inspect.signature(thing).parameters.values() if p.default is p.empty]
     except ValueError:
@@ -491,7 +492,7 @@ def _parameters(thing: Any) -> list[str]:
 
 
 def _by_position(thing: Any) -> list[inspect.Parameter]:
-    """The parameters that may be given by position; of a class, those that its objects are called with."""
+    """The positional parameters of a callable; for a class, those of its objects' `__call__`."""
     parameters = inspect.signature(thing.__call__ if inspect.isclass(thing) else thing).parameters.values()
     found = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return found[1:] if inspect.isclass(thing) else found
@@ -508,7 +509,7 @@ def _unbound(thing: Any) -> Any:
 
 
 def _code_of(thing: Any) -> Any:
-    """What is run when a callable is called: it tells annotations, and whether it is async or a generator."""
+    """The code that a call runs: it has the annotations, and tells if it is async or a generator."""
     inner = _unbound(thing)
     return inner if inspect.isroutine(inner) else type(inner).__call__
 
@@ -518,8 +519,8 @@ def _name(thing: Any) -> str:
 
 
 def declared(thing: Any, family: Family) -> dict[str, Any]:
-    """The fields of a ModelSpec that a model of tensors, or a loader of one, tells: by annotations, and by attributes of
-    these names, which win. Other families have none."""
+    """The fields of a ModelSpec that a tensor model, or a loader of one, declares: by annotations, and by attributes of
+    these names, which take precedence. Other families have none."""
     if family is not Family.TENSOR:
         return {}
     if not is_loader(thing):
@@ -529,7 +530,7 @@ def declared(thing: Any, family: Family) -> dict[str, Any]:
 
 
 def made_declared(factory: Any, family: Family) -> dict[str, Any]:
-    """As `declared`, of what a class or a factory function makes."""
+    """The declaration, as by `declared`, of the model that a class or a factory function makes."""
     return _of_class(_made(factory)) | _attributes(factory) if family is Family.TENSOR else {}
 
 
@@ -555,7 +556,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 def _annotated(thing: Any) -> dict[str, Any]:
-    """What the annotations of a callable, or of a class of callables, say."""
+    """The declaration in the annotations of a callable, or of a class of callables."""
     name, parameters = _name(thing), _by_position(thing)
     fn = thing.__call__ if inspect.isclass(thing) else _code_of(thing)
     hints = hints_of(fn)
@@ -575,7 +576,7 @@ def _annotated(thing: Any) -> dict[str, Any]:
 
 
 def made_family(factory: Any) -> Family | None:
-    """The family of what a class or a factory function makes, as its annotations say it; None where they do not."""
+    """The family of the model that a class or a factory function makes, by annotations. None if they do not tell."""
     made = _made(factory)
     found = _family_in(made) if _is_called(made) else None
     return found or (Family.TENSOR if is_declared(factory) or is_declared(made) else None)
@@ -593,7 +594,7 @@ def partial_loader(loader: Any, options: Mapping[str, Any]) -> Any:
 
 
 def is_loader(thing: Any) -> bool:
-    """A function or method decorated with asynccontextmanager."""
+    """True for a function or method decorated with asynccontextmanager."""
     return inspect.isroutine(thing) and inspect.isasyncgenfunction(getattr(thing, "__wrapped__", None))
 
 

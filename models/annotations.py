@@ -1,4 +1,4 @@
-"""The tensors that a function of arrays takes and gives, as its annotations say."""
+"""Derives the tensors that a function of arrays takes and returns from its annotations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 from models.messages import InferResponse, datatype_of
 from models.spec import Shape, TensorSpec
 
-# What an annotation may say for "some number": numpy has no dtype of them.
+# Annotations for "some number": numpy has no dtype for them.
 _ABSTRACT = (
     np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger,
     np.inexact, np.floating, np.complexfloating, np.flexible, np.character,
 )  # fmt: skip
 
-# What a function of arrays may answer with, beside what has names of its own.
+# The types that a function of arrays may return, beside those with named members.
 _ANSWERS = (np.ndarray, int, float, Mapping, InferResponse)
 
 
 def input_specs(owner: str, parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """The inputs that a function of arrays takes, in the order of its parameters: those that have to be given, and as
-    optional ones those that have a default and an array for annotation. What an annotation leaves open is not declared.
-    TypeError, which names `owner`, for an array that v2 cannot carry and for an input that is annotated as no array."""
+    """The inputs of a function of arrays, in the order of its parameters: those without a default, and as optional ones
+    those with a default and an array as annotation. Properties that an annotation leaves open are undeclared. TypeError,
+    which names `owner`, for an array that v2 cannot carry, and for an input annotated with another type."""
     found = []
     for parameter in parameters:
         name, hint, optional = parameter.name, hints.get(parameter.name), parameter.default is not parameter.empty
@@ -41,9 +41,9 @@ def input_specs(owner: str, parameters: Iterable[inspect.Parameter], hints: Mapp
 
 
 def output_specs(owner: str, hint: Any) -> tuple[TensorSpec, ...] | None:
-    """The outputs that an answer of this annotation is: an array is OUTPUT0, and so is a number, without dimensions; a
-    TypedDict or a NamedTuple names its own. None where it does not say, or where one may be missing. TypeError as for
-    `input_specs`, and for what is no answer."""
+    """The outputs that a return annotation declares: an array is OUTPUT0, a number is OUTPUT0 without dimensions, and a
+    TypedDict or a NamedTuple has its own names. None if the annotation does not tell, or if an output may be missing.
+    TypeError as for `input_specs`, and for a type that is not an answer."""
     if _is_array(hint):
         return (_spec(owner, "OUTPUT0", hint),)
     hint = unaliased(hint)
@@ -59,7 +59,7 @@ def output_specs(owner: str, hint: Any) -> tuple[TensorSpec, ...] | None:
             )
         return None
     members = hints_of(hint)
-    # __optional_keys__ does not see a NotRequired in annotations that are strings
+    # __optional_keys__ misses a NotRequired in annotations that are strings
     if getattr(hint, "__optional_keys__", ()) or any(typing.get_origin(m) is NotRequired for m in members.values()):
         return None
     names = hint._fields if is_named_tuple(hint) else members  # collections.namedtuple has no annotations
@@ -67,12 +67,12 @@ def output_specs(owner: str, hint: Any) -> tuple[TensorSpec, ...] | None:
 
 
 def is_named_tuple(kind: Any) -> bool:
-    """Whether it is a class that typing.NamedTuple or collections.namedtuple made."""
+    """True for a class made by typing.NamedTuple or collections.namedtuple."""
     return inspect.isclass(kind) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def hints_of(thing: Any) -> dict[str, Any]:
-    """The annotations of a function or a class; TypeError for one that cannot be resolved."""
+    """The annotations of a function or a class. TypeError if one cannot be resolved."""
     try:
         return typing.get_type_hints(thing, include_extras=True)
     except (NameError, AttributeError) as e:
@@ -82,8 +82,8 @@ def hints_of(thing: Any) -> dict[str, Any]:
 
 
 def unaliased(hint: Any) -> Any:
-    """What an annotation stands for behind the aliases of `type` statements, of which numpy's NDArray is one, Annotated
-    and `| None`."""
+    """The type behind an annotation: without Annotated, `| None`, and the aliases of `type` statements, such as numpy's
+    NDArray."""
     return _taken_apart(hint)[0]
 
 
@@ -108,7 +108,7 @@ def _taken_apart(hint: Any) -> tuple[Any, Shape | None]:
 
 
 def _other_class(hint: Any) -> Any:
-    """The class that an annotation names where it is not that of arrays, None for what may be an array."""
+    """The class in an annotation, if it is not an array's; None if it may be an array."""
     hint = unaliased(hint)
     kind = typing.get_origin(hint) or hint
     if (
@@ -140,7 +140,7 @@ def _spec(owner: str, name: str, hint: Any, *, optional: bool = False) -> Tensor
 
 
 def _open_shape(axes: Any) -> tuple[int, ...] | None:
-    """The shape that numpy's own annotation tells: how many dimensions there are, if that."""
+    """The shape in numpy's own annotation, which has at most the number of dimensions."""
     sizes = typing.get_args(axes)
     return (-1,) * len(sizes) if typing.get_origin(axes) is tuple and Ellipsis not in sizes else None
 

@@ -1,18 +1,18 @@
-"""Dynamic batching: a tensor model is called with the rows of several requests, and each gets its own rows of the answer.
+"""Dynamic batching: calls a tensor model with the rows of several requests, and gives each its own rows of the answer.
 
-Triton's dynamic batcher in our terms. A request waits in the bucket of those that it may be joined with (`models.rows`); in
-order of priority and then of arrival, buckets are fair as the oldest first request goes first. A batch goes when one of the
-model's instances is idle, and the bucket has a preferred number of rows, or no room for its next request, or one that has
-waited for `max_delay`. What is said in the table is so at any time, whatever is cancelled:
+It is Triton's dynamic batcher. A request waits in the bucket of requests that it may be joined with (`models.rows`), in the
+order of priority and then of arrival. Among buckets, the one whose first request is first in that order goes first. A batch
+starts when one of the model's instances is idle and the bucket has a preferred number of rows, or no room for its next
+request, or a request that has waited for `max_delay`. The following holds at any time, whatever is cancelled:
 
     a request leaves, or its deadline passes, in the queue   it is in no batch
-    it leaves while its batch runs                           its rows are dropped, the others get theirs; its place in the
-                                                             capacity is taken until the batch is over
+    it leaves while its batch runs                           its rows are dropped, and the others get theirs; its place in
+                                                             the capacity is taken until the batch is over
     the last one leaves while its batch runs                 the call is cancelled
     the call raises                                          each request is called again, alone and once (`Batching.retry`)
-    what the call gave cannot be cut into rows               all requests of the batch get that error
+    the answer cannot be cut into rows                       all requests of the batch get that error
 
-A request with a `sequence_id` is never joined, and runs when those of its sequence that came before it are over.
+A request with a `sequence_id` is never joined, and runs when all earlier requests of its sequence are over.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from models.spec import Batching, Model, ModelSpec
 
 log = logging.getLogger("models.batching")
 
-_LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
-_MANY = 4096  # and objects
-_OBJECT = 64  # bytes of memory that an element takes beside its own
+_LONG = 2 * 1024 * 1024  # bytes whose copying would delay the loop
+_MANY = 4096  # objects, likewise
+_OBJECT = 64  # bytes of memory that an element takes beyond its content
 _FOREVER = float("inf")
 
 
 class Executions(Protocol):
-    """Who counts the calls of a model."""
+    """Counts the calls of a model."""
 
     def executed(self, rows: int, joining: int, infer: int, cutting: int, copied: int) -> None:
-        """A call of so many rows was answered. The times are nanoseconds; `copied` are the bytes that were joined."""
+        """Counts an answered call of `rows` rows. Times are in nanoseconds; `copied` is the number of joined bytes."""
 
 
 def running(spec: ModelSpec, executions: Executions, steps: Steps) -> AbstractAsyncContextManager[Model]:
-    """`spec.load()`, whose model is called in batches where the spec says so."""
+    """Loads the model of `spec`, and calls it in batches if the spec has `batching`."""
     return spec.load() if spec.batching is None else _batched(spec, spec.batching, executions, steps)
 
 
@@ -96,7 +96,8 @@ class _Waiting:
         trio.lowlevel.reschedule(self.task)
 
     def take_error(self) -> BaseException:
-        """The error, to be raised, which is forgotten here: its traceback will know the waiting task, which knows this."""
+        """Returns the error for raising, and drops it here: its traceback will refer to the waiting task, which refers to
+        this."""
         error, self.error = self.error, None
         assert error is not None
         return error
@@ -107,16 +108,16 @@ class _Waiting:
 
 @final
 class _Bucket:
-    """Requests that may be joined, those that go first at the front."""
+    """Requests that may be joined, in the order in which they go."""
 
     __slots__ = ("alone", "busy", "key", "waiting")
 
     def __init__(self, key: Hashable, *, alone: bool) -> None:
         self.key = key
         self.alone = alone
-        """Whether each goes by itself: of a sequence, one that cannot be joined, one that is called again."""
+        """True if each runs alone: requests of a sequence, one that cannot be joined, one that is called again."""
         self.busy = False
-        """Whether one of a sequence runs."""
+        """True if a request of the sequence runs."""
         self.waiting: list[_Waiting] = []
 
 
@@ -129,18 +130,18 @@ class _Run(StepHolder):
     def __init__(self, batcher: Batcher, bucket: _Bucket, members: list[_Waiting]) -> None:
         self._batcher, self.bucket = batcher, bucket
         self.members: list[_Waiting | None] = list(members)
-        """None is one that has left."""
+        """None for a request that has left."""
         self.live = len(members)
         self.lied = False
-        """Whether the call gave what is no answer: another one would give it too."""
+        """True if the call gave an invalid answer: a retry would give it again."""
         self.scope = trio.CancelScope()
         self._holds, self._left = 1, list[StepHolder]()
         self._paid: Callable[[], None] | None = None
 
     def pay(self, requests: Sequence[InferRequest], rows: int) -> None:
-        """Pays for the objects that elements of BYTES become in joined requests, as long as anything of the call runs."""
+        """Reserves memory for objects made of BYTES elements in joined requests, until everything of the call is over."""
         if len(requests) == 1 and rows == rows_of(requests[0]):
-            return  # it is handed over as it came
+            return  # it is passed on as it came
         size = 0
         for request in requests:
             if (elements := elements_of(request)) is not None:
@@ -156,7 +157,7 @@ class _Run(StepHolder):
         if not self.live:
             self.scope.cancel()
 
-    # what its blocking steps hold
+    # the interface for its blocking steps
 
     @property
     def limiter(self) -> trio.CapacityLimiter:
@@ -212,10 +213,10 @@ class _Run(StepHolder):
 
 @final
 class Batcher:
-    """A model that takes requests, joins them, and calls another one with what it has joined.
+    """A model that takes requests, joins them, and calls another model with the result.
 
-    Its tasks are in the nursery of whoever loads the model. `close` comes before that nursery's end: what still waits then
-    gets an error. A cancelled call leaves the queue or its batch at once.
+    Its tasks run in the nursery of the caller that loads the model. Call `close` before that nursery ends: requests that
+    still wait then get an error. A cancelled call leaves the queue or its batch at once.
     """
 
     def __init__(
@@ -231,11 +232,11 @@ class Batcher:
         self.steps = steps
         self._rows, self._most = Rows(spec), spec.max_batch_size
         self._preferred = sorted(set(batching.preferred))
-        self._nursery, self._context = nursery, contextvars.copy_context()  # a batch has no request's variables
+        self._nursery, self._context = nursery, contextvars.copy_context()  # so that a batch has no request's variables
         self._buckets: dict[Hashable, _Bucket] = {}
         self._runs: set[_Run] = set()
         self._stranded: set[_Waiting] = set()
-        """Those whose run was cancelled with the model: it is for whoever ends the model to end them first."""
+        """Requests whose run was cancelled together with the model; the caller that ends the model should end them first."""
         self._numbers = count()
         self._closed = False
         self._due, self._sleep = _FOREVER, trio.CancelScope()
@@ -244,7 +245,7 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """Requests that are in no batch yet."""
+        """The number of requests that are in no batch yet."""
         return sum(len(bucket.waiting) for bucket in self._buckets.values())
 
     async def __call__(self, session: Session[Any, Any]) -> None:
@@ -287,22 +288,22 @@ class Batcher:
         return said if 0 < said <= levels else self._batching.default_priority or levels
 
     def _place_of(self, waiting: _Waiting) -> tuple[Hashable, bool]:
-        """The key of its bucket, and whether it goes alone there."""
+        """The key of its bucket, and True if it runs alone there."""
         key = self._rows.key_of(waiting.request)
         waiting.joinable = key is not None
         sequence = waiting.request.parameters.get("sequence_id")
-        if sequence:  # 0 and "" are none
+        if sequence:  # 0 and "" are no sequence
             return ("sequence", type(sequence), sequence), True
         return (object(), True) if key is None else (key, False)
 
-    # -- the queue: synchronous, so that nothing is ever between two states ------------------------------------------
+    # -- the queue: synchronous, so that no other task sees an intermediate state ----------------------------------------
 
     def _put(self, waiting: _Waiting, key: Hashable, alone: bool) -> None:
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, alone=alone)
         if alone:
-            bucket.waiting.append(waiting)  # a sequence has its order, whatever its priority
+            bucket.waiting.append(waiting)  # the order within a sequence is kept, whatever the priority
         else:
             insort(bucket.waiting, waiting)
         waiting.bucket = bucket
@@ -317,7 +318,7 @@ class Batcher:
             del self._buckets[bucket.key]
 
     def _dispatch(self) -> None:
-        """Starts what may start now, and sets the alarm for what may start later."""
+        """Starts the batches that may start now, and sets the alarm for those that may start later."""
         if self._closed:
             return
         while len(self._runs) < self._batching.instances and self._buckets:
@@ -333,11 +334,11 @@ class Batcher:
             self._start(chosen)
 
     def _choice(self, bucket: _Bucket, now: float) -> tuple[list[_Waiting], float]:
-        """Those of a bucket that may go now, in their order, and when that will be so if there are none yet."""
+        """The requests of a bucket that may start now, in order; if there are none, the time when some may."""
         if bucket.busy:
             return [], _FOREVER
         late = [waiting for waiting in bucket.waiting if waiting.session.deadline <= now]
-        for waiting in late:  # whoever set its deadline has cancelled it, or is about to
+        for waiting in late:  # the owner of its deadline has cancelled it, or is about to
             self._remove(waiting, bucket)
         if not bucket.waiting:
             return [], _FOREVER
@@ -373,8 +374,8 @@ class Batcher:
         self._context.run(self._nursery.start_soon, self._execute, run)
 
     def over(self, run: _Run) -> None:
-        """The instance of a run is idle again."""
-        if run in self._runs:  # else it was replaced before
+        """Marks the instance of a run as idle again."""
+        if run in self._runs:  # if not, it was replaced before
             self._runs.remove(run)
             run.bucket.busy = False
             self._tidy(run.bucket)
@@ -389,12 +390,12 @@ class Batcher:
 
     @property
     def __model_instances__(self) -> Iterable[Any]:
-        """The model's own, where it runs in processes."""
+        """The instances of the model itself, if it runs in processes."""
         instances: Iterable[Any] = getattr(self._model, "__model_instances__", ())
         return instances
 
     def close(self) -> None:
-        """Nothing starts any more, and whoever still waits gets an error. Idempotent."""
+        """Ends the batcher: nothing starts any more, and all waiting requests get an error. Idempotent."""
         self._closed = True
         left, self._stranded = self._stranded, set()
         for bucket in self._buckets.values():
@@ -415,21 +416,22 @@ class Batcher:
             with run.scope:
                 try:
                     await self._call(run)
-                except BaseException as e:  # sys.exit() too: a model's requests are all that it can end
+                except BaseException as e:  # SystemExit too: a model can end only its own requests
                     if not is_failure(e):
                         raise self._cancelled(e) from None
                     errors = list(leaves(e))
                     self._failed(run, errors[0] if len(errors) == 1 else e)
-                    detached(e, (ModelError,))  # out of a thread it is in a cycle; its requests say where it was raised
+                    # an exception from a thread is in a cycle; the log line of each request tells where it was raised
+                    detached(e, (ModelError,))
         finally:
-            errors = []  # they know this frame: a cycle would keep the requests
+            errors = []  # they refer to this frame, and the cycle would keep the requests alive
             self._stranded.update(self._told(run))
             run.release()
 
     async def _call(self, run: _Run) -> None:
         members = [waiting for waiting in run.members if waiting is not None]
         if not members:
-            return  # they have left before it began
+            return  # they left before it began
         began, first = perf_counter_ns(), members[0]
         requests = [waiting.request for waiting in members]
         given = sum([waiting.rows for waiting in members])
@@ -443,12 +445,12 @@ class Batcher:
         try:
             await self._model(Session(channel, call, deadline=deadline))
         except trio.EndOfChannel:
-            pass  # it read on past the end of input: that is how many loops end
+            pass  # it read on past the end of input, which is how many loops end
         except BaseExceptionGroup as e:
             if not all(isinstance(error, trio.EndOfChannel) for error in leaves(e)):
                 raise
         answered = perf_counter_ns()
-        run.lied = True  # until it is seen that it has not
+        run.lied = True  # until the answer is checked
         response = channel.answer()
         own = self._rows.cut(response, requests, rows) if first.joinable else [response]
         for waiting, its_own in zip(members, own, strict=True):
@@ -463,7 +465,7 @@ class Batcher:
         return rows
 
     async def _join(self, requests: Sequence[InferRequest], rows: int) -> tuple[InferRequest, int]:
-        """The requests as one, and the bytes that were copied for it."""
+        """The requests as one, and the number of bytes that were copied for it."""
         if len(requests) == 1 and rows == rows_of(requests[0]):
             return self._rows.join(requests, rows), 0
         size, objects = size_of(requests)
@@ -475,7 +477,7 @@ class Batcher:
         return Call(model=self._spec.name, version=self._spec.version, parameters=joined.parameters)
 
     def _told(self, run: _Run) -> list[_Waiting]:
-        """Those who still wait for this run, and do not from now on."""
+        """The requests that still wait for this run; they no longer do from now on."""
         members = [waiting for waiting in run.members if waiting is not None]
         run.members = []
         for waiting in members:
@@ -483,7 +485,7 @@ class Batcher:
         return members
 
     def _cancelled(self, error: BaseException) -> BaseException:
-        """What was cancelled ends as such, whatever else its tasks raised on their way out."""
+        """The cancellation out of an exception group, whatever else the cancelled tasks raised on their way out."""
         if not isinstance(error, BaseExceptionGroup):
             return error
         cancelled, rest = error.split(trio.Cancelled)
@@ -515,9 +517,9 @@ class Batcher:
 
 @final
 class _OneCall:
-    """One request in, one response out; neither direction waits."""
+    """A channel with one request in and one response out; neither direction waits."""
 
-    complete = False  # its model says by its return that there is no more
+    complete = False  # its model ends the answer by returning
 
     def __init__(self, spec: ModelSpec, run: _Run, request: InferRequest) -> None:
         self._spec, self._run, self._request = spec, run, request
@@ -526,7 +528,7 @@ class _OneCall:
 
     @property
     def joined(self) -> list[Session[Any, Any]]:
-        """The sessions whose requests it is made of, but for those that have left."""
+        """The sessions of its requests, without those that have left."""
         return [waiting.session for waiting in self._run.members if waiting is not None]
 
     async def receive(self) -> InferRequest:
@@ -543,7 +545,7 @@ class _OneCall:
         self._response = message
 
     def answer(self) -> InferResponse:
-        """What the model gave. ModelError if that was not one response."""
+        """The response of the model. ModelError unless there was exactly one."""
         if self._response is None:
             raise ModelError(f"model {self._spec.name!r} returned without an answer", code="NoAnswer", status=500)
         if self._more:
@@ -560,7 +562,7 @@ class _OneCall:
 
 
 def _anew(error: BaseException, together: int) -> Exception:
-    """The error of a batch for one of its requests: an exception has one traceback."""
+    """A new error for one request of a failed batch: an exception has only one traceback."""
     found: Exception
     if isinstance(error, ModelError):
         found = ModelError(error.message, code=error.code, status=error.status)

@@ -1,6 +1,7 @@
-"""Blocking steps in threads: one thread call a step, a cooperative cancel token, and a slot held until the step returns.
+"""Runs blocking steps in threads: one call for each step, a cooperative cancel token, and a slot held until the step
+returns.
 
-None of a thread's frames, nor of the objects they held, outlives its call in the exception that the call raises.
+An exception of a call in a thread keeps none of the thread's frames alive, nor the objects in them.
 """
 
 from __future__ import annotations
@@ -25,54 +26,54 @@ from models.errors import ModelError, ModelExit, cancelled, set_cancelled
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 
-# An exception knows, by its traceback, the frames that it came through. Those of a thread's call know their callers
-# (`f_back`) up to the thread's own loop, whose locals hold the outcome, which is that exception. Such a cycle keeps all that
-# the call was about, a body of a gigabyte too, until the garbage collector comes by; and so does each `__cause__` and
-# `__context__`, whatever `from None` hides. So nothing crosses from a thread but an exception without tracebacks.
+# An exception refers through its traceback to the frames it came through. Those of a call in a thread refer to their callers
+# (`f_back`) up to the thread's own loop, whose locals hold the outcome: the same exception. This cycle keeps all objects of
+# the call alive, even a body of 1 GiB, until the garbage collector runs. So do `__cause__` and `__context__`, whatever `from
+# None` hides. An exception therefore leaves a thread without tracebacks.
 
 _TEXT = 16 * 1024  # characters of a traceback that are kept, the innermost
-_STACK = 4000  # and of a stack
+_STACK = 4000  # characters of a stack
 _IN_ITS_THREAD = "In its thread:\n"
 
 
 class Loop(Protocol):
-    """What a model's code needs of the event loop that it runs on: Trio's, unless `set_loop` has named another one."""
+    """The functions of the event loop that a model's code needs: Trio's, unless `set_loop` has set another."""
 
     @property
     def cancelled(self) -> type[BaseException]:
-        """Raised where a task waits that is cancelled."""
+        """The exception that a cancelled task gets where it waits."""
 
     def current_time(self) -> float:
-        """Seconds on its clock, from any thread."""
+        """The time of its clock in seconds; callable from any thread."""
 
     def call_soon(self, call: Callable[[], object], /) -> None:
-        """Has something called on the loop, from any thread. Nothing where the loop is over."""
+        """Schedules a call on the loop, from any thread. It is ignored if the loop is over."""
 
     async def checkpoint(self) -> None:
-        """Lets others run."""
+        """Lets other tasks run."""
 
     async def sleep(self, seconds: float, /) -> None:
-        """Waits so long."""
+        """Waits for `seconds`."""
 
     def beside(self, work: Callable[[], Awaitable[NoReturn]], /) -> AbstractAsyncContextManager[None]:
-        """Runs this in a task of its own for the length of a block."""
+        """Runs `work` in a separate task for the length of a block."""
 
     async def around(self, text: Continuations, call: Awaitable[None], /) -> None:
-        """Awaits a model's call, until it has returned, has raised, or its text has stopped it."""
+        """Awaits a model's call until it has returned, has raised, or has been stopped by its text."""
 
     async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None, abandon: bool, /) -> T:
-        """As `trio.to_thread.run_sync`, of which `abandon` is the `abandon_on_cancel`. `call` does not raise."""
+        """Does `trio.to_thread.run_sync`, with `abandon` as its `abandon_on_cancel`. `call` must not raise."""
 
     def codec_threads(self) -> trio.CapacityLimiter:
-        """Those of `codec_threads`."""
+        """The limiter of the function `codec_threads`."""
 
     def more_places(self, limiter: trio.CapacityLimiter, /) -> None:
-        """Its `total_tokens` are more now."""
+        """Tells that the limiter's `total_tokens` were raised."""
 
 
 @final
 class _Trio:
-    """The loop of the run that this is made in."""
+    """The loop of the Trio run in which it is made."""
 
     __slots__ = ("_clock", "_token")
     cancelled = trio.Cancelled
@@ -115,31 +116,31 @@ class _Trio:
             return limiter
 
     def more_places(self, limiter: trio.CapacityLimiter) -> None:
-        """It has seen to that itself."""
+        """Does nothing: Trio's limiter handles that itself."""
 
 
 _loop: contextvars.ContextVar[Loop | None] = contextvars.ContextVar("models_loop", default=None)
 
 
 def set_loop(loop: Loop) -> None:
-    """Says that this context, and the tasks that it starts, run on a loop that is not Trio's."""
+    """Declares that this context, and tasks started from it, run on a loop other than Trio's."""
     _loop.set(loop)
     set_cancelled(loop.cancelled)
 
 
 def running_loop() -> Loop:
-    """The loop that this is called on."""
+    """The loop that runs the caller."""
     return _loop.get() or _Trio()
 
 
 def check_trio(what: str) -> None:
-    """RuntimeError for what needs Trio where the loop is another one."""
+    """Raises RuntimeError if the loop is not Trio's; `what` names the feature that needs it."""
     if _loop.get() is not None:
         raise RuntimeError(f'{what} needs Trio: give its model loop = "trio" (models.NAME.process.loop)')
 
 
 def start_thread(call: Callable[[], T], done: Callable[[T], object]) -> None:
-    """Calls `call` in a thread, and `done` there with what it returns. Neither raises. For a `Loop`."""
+    """Calls `call` in a thread, and there `done` with its result. Neither may raise. For a `Loop`."""
     trio.lowlevel.start_thread_soon(call, lambda outcome: done(outcome.unwrap()))
 
 
@@ -150,11 +151,11 @@ async def in_thread(
     abandon_on_cancel: bool = False,
     expected: tuple[type[BaseException], ...] = (),
 ) -> T:
-    """Returns what `call` returns, or raises what it raises, which then has no traceback but the caller's own. A note
-    (PEP 678) has the traceback of the thread as text, so that a log shows where it was raised; not of an `expected` error.
+    """Runs `call` in a thread; returns its result, or raises its exception, whose traceback then has only the caller's
+    frames. A note (PEP 678) has the thread's traceback as text, so that a log shows the origin; an `expected` error gets no
+    note.
 
-    `limiter` and `abandon_on_cancel` are `trio.to_thread.run_sync`'s. An exception out of a call that was abandoned is
-    dropped.
+    `limiter` and `abandon_on_cancel` are those of `trio.to_thread.run_sync`. An exception of an abandoned call is dropped.
     """
     found = await running_loop().in_thread(partial(caught, call, expected), limiter, abandon_on_cancel)
     if type(found) is not Raised:
@@ -164,17 +165,17 @@ async def in_thread(
     try:
         raise error
     finally:
-        del error  # it knows this frame: a cycle would keep the caller's memory
+        del error  # it refers to this frame, and the cycle would keep the caller's memory alive
 
 
 CODEC_THREADS = 8
-"""How many of them there are."""
+"""The number of codec threads."""
 _codecs: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("codec threads")
 
 
 def codec_threads() -> trio.CapacityLimiter:
-    """The few threads for pure and bounded steps that the loop would feel. None of Trio's usual forty: models may hold all
-    of those."""
+    """The limiter of the few threads for pure and bounded steps that would delay the loop. They are separate from Trio's
+    usual forty, all of which models may occupy."""
     return running_loop().codec_threads()
 
 
@@ -182,8 +183,8 @@ _turn: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("long JSON texts")
 
 
 def json_turn() -> trio.Lock:
-    """Whose turn it is to read a long JSON text: one is read after the other, so that what they take is there once, and
-    short ones do not wait for them."""
+    """The lock for reading long JSON texts. They are read one at a time, so that the memory for it is needed once, and short
+    texts do not wait for them."""
     try:
         return _turn.get()
     except LookupError:
@@ -211,8 +212,8 @@ def caught(call: Callable[[], T], expected: tuple[type[BaseException], ...] = ()
 
 
 def detached(error: E, expected: tuple[type[BaseException], ...] = (BaseException,)) -> E:
-    """The exception without its traceback, nor those of its causes, contexts and, of a group, members: it keeps no frame.
-    One that is not `expected` has the text of its traceback as a note."""
+    """Removes the tracebacks of the exception, its causes and contexts, and a group's members, and returns it: it keeps no
+    frame alive. If it is not `expected`, the text of its traceback is added as a note."""
     if not isinstance(error, expected):
         with suppress(Exception):
             _note(error)
@@ -231,8 +232,8 @@ def detached(error: E, expected: tuple[type[BaseException], ...] = (BaseExceptio
 
 
 def throw(error: BaseException) -> NoReturn:
-    """Raises an exception that was kept as a value. For `throw(place.take())`: as an argument it has no name in the caller's
-    frame, which its traceback knows, nor any more in whatever that frame knows."""
+    """Raises an exception that was kept as a value. Use it as `throw(place.take())`: passed as an argument, the exception
+    has no name in the caller's frame, to which its traceback refers, and none in the objects of that frame."""
     try:
         raise error
     finally:
@@ -240,7 +241,7 @@ def throw(error: BaseException) -> NoReturn:
 
 
 def _note(error: BaseException) -> None:
-    # one that is raised again and again, as a constant may be, has one note
+    # an exception that is raised repeatedly, such as a constant, gets only one note
     notes = [note for note in getattr(error, "__notes__", ()) if not str(note).startswith(_IN_ITS_THREAD)]
     error.__notes__ = notes
     text = "".join(traceback.format_exception(error))[-_TEXT:]
@@ -252,12 +253,12 @@ log = logging.getLogger("models.blocking")
 
 @final
 class StepCancelled(Exception):
-    """Raised by `CancelToken.check` in a blocking step whose client is gone. Let it pass: nobody reads the result."""
+    """Raised by `CancelToken.check` in a blocking step whose client has left. Let it pass: the result is not used."""
 
 
 @final
 class CancelToken:
-    """Tells code in a thread that its session is over. Safe to read from any thread."""
+    """Tells code in a thread that its session is over. It may be read from any thread."""
 
     __slots__ = ("_event",)
 
@@ -272,49 +273,51 @@ class CancelToken:
         self._event.set()
 
     def check(self) -> None:
-        """Raises StepCancelled once the session is over; call it between the parts of a long step."""
+        """Raises StepCancelled once the session is over. Call it between the parts of a long step."""
         if self._event.is_set():
             raise StepCancelled
 
 
 @final
 class Step:
-    """A blocking step, for whoever watches how long it takes."""
+    """The record of a blocking step, for code that watches how long it takes."""
 
     __slots__ = ("_inside", "_interrupted", "_lock", "began", "limiter", "thread", "token")
 
     def __init__(self, token: CancelToken, limiter: trio.CapacityLimiter | None = None) -> None:
         self.token, self.limiter = token, limiter
-        """What has one more place while this step is stuck, so that its own is somebody else's; None: nothing."""
+        """The limiter that gets one more token while this step is stuck, so that another step can use its place. None:
+        none."""
         self.thread = 0
         """The ident of the thread that it runs in."""
         self.began = float("inf")
-        """On the loop's clock; infinite until it has its thread."""
+        """The start time on the loop's clock; infinite until it has its thread."""
         self._lock = threading.Lock()
         self._inside = self._interrupted = False
 
     def call(self, fn: Callable[[], T]) -> T:
-        """Calls it in this thread; meanwhile `interrupt` ends it."""
+        """Calls `fn` in this thread. Meanwhile `interrupt` can end it."""
         self._inside = True
         try:
             return fn()
         finally:
             try:
                 self._leave()
-            except StepCancelled:  # it has come here, and comes once
+            except StepCancelled:  # the interrupt came here; it comes only once
                 self._leave()
 
     def _leave(self) -> None:
         with self._lock:
             self._inside = False
         if self._interrupted:
-            # One that has not come yet comes with the next call of a function, and not in the thread's next step. It is not
-            # taken back: CPython (3.11, 3.12) would look for it in all threads then, at each call, and never find it.
+            # An interrupt that has not come yet comes with the next call of a function, and so not in the thread's next
+            # step. It is not taken back: CPython (3.11, 3.12) would then look for it at each call in all threads, and never
+            # find it.
             _nothing()
 
     def interrupt(self) -> None:
-        """Raises StepCancelled in the Python code that its thread is in, once. One that is in a call of C goes on there
-        until that returns; one that is over, or has not begun, notices nothing."""
+        """Raises StepCancelled once in the Python code that its thread runs. Code in a C call goes on until that call
+        returns. A step that is over, or has not begun, is not affected."""
         with self._lock:
             if self._inside and not self._interrupted:
                 self._interrupted = True
@@ -322,7 +325,7 @@ class Step:
 
 
 def stack_of(steps: Iterable[Step]) -> str:
-    """Where the threads of these are now, the innermost lines of it; of one that is over, nothing."""
+    """The innermost lines of the current stacks of these steps' threads; nothing for a step that is over."""
     frames = sys._current_frames()
     stacks = ["".join(traceback.format_stack(frames[step.thread])) for step in steps if step.thread in frames]
     return "\n".join(stacks)[-_STACK:]
@@ -333,89 +336,90 @@ def _nothing() -> None:
 
 
 class StepHolder:
-    """What a running step keeps occupied after its session has ended: the worker's slot. This one is nobody's."""
+    """The resource that a running step occupies even after its session has ended: the worker's slot. This one has no
+    owner."""
 
     __slots__ = ()
 
     @property
     def limiter(self) -> trio.CapacityLimiter | None:
-        """The threads of the model; None: Trio's own."""
+        """The limiter of the model's threads. None: Trio's own."""
         return None
 
     def hold(self, *, stopping: bool = True) -> None:
-        """Something of the session goes on after it; not `stopping`: for the sake of others."""
+        """Tells that some work goes on after the session's end; with `stopping` False, for the sake of other sessions."""
 
     def release(self) -> None:
-        """That is over."""
+        """Tells that the work is over."""
 
     def begin(self, step: Step) -> None:
-        """A step holds it."""
+        """Tells that a step occupies the slot."""
         self.hold()
 
     def end(self, step: Step) -> None:
-        """Its thread has returned, or it got none."""
+        """Tells that the step's thread has returned, or that it got none."""
         self.release()
 
     def waited(self, ns: int) -> None:
-        """So many nanoseconds of the session were spent in a queue of the model's own."""
+        """Tells that the session spent `ns` nanoseconds in the model's own queue."""
 
     def ran_in(self, instance: int) -> None:
-        """What it stands for is called in that process of its model, by number."""
+        """Tells that the call runs in this process of its model, by number."""
 
     def background(self, stuck: Callable[[str], None], /) -> StepHolder:
-        """For steps of the model that are no session's own: `stuck` is called, with a text, when one of them is stuck."""
+        """The holder for steps of the model that belong to no session. `stuck` is called with a text when one of them is
+        stuck."""
         return StepHolder()
 
     def reserve(self, n: int) -> Callable[[], None]:
-        """Has n bytes counted that a call makes of what it was given, and returns what gives them back, once. An error that
-        is the session's where there is no room for them."""
+        """Reserves n bytes for objects that a call makes of its input, and returns the function that releases them once. If
+        there is no room, it raises an error for the session."""
         return _nothing
 
     def interrupt(self, text: str) -> None:
-        """What holds it is stuck: its sessions end, with this text."""
+        """Tells that the step is stuck: its sessions end, with this text."""
 
     def replace(self) -> None:
-        """What holds it is stuck and not waited for: its place is somebody else's until it is over."""
+        """Tells that the stuck step is not waited for: another may use its place until it is over."""
 
     def stuck_there(self, *, step: bool, stack: str, replaced: bool) -> None:
-        """What holds it in another process is stuck, which is known there: a `step` ran for too long, or the session goes on
-        after its end. Its place is somebody else's if it is `replaced`."""
+        """Tells that the step is stuck in another process, which has found out: a `step` ran for too long, or the session
+        goes on after its end. If it is `replaced`, another may use its place."""
 
 
 class Steps(Protocol):
-    """The threads of one model, and who watches them."""
+    """The threads of one model, and the code that watches them."""
 
     @property
     def limiter(self) -> trio.CapacityLimiter: ...
     def begin(self, step: Step, holder: StepHolder) -> None: ...
     def end(self, step: Step) -> None: ...
     def over(self, holder: StepHolder) -> bool:
-        """Nothing is left of what this one held. Whether its place was replaced meanwhile."""
+        """Tells that nothing more occupies this slot. True if its place was replaced meanwhile."""
 
     def stuck_elsewhere(self, holder: StepHolder, *, step: bool, stack: str, replaced: bool) -> None:
-        """What holds this one in another process is stuck: `StepHolder.stuck_there`."""
+        """Tells that the step of this holder is stuck in another process: `StepHolder.stuck_there`."""
 
 
 _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("models_cancel_token", default=None)
 _holder: contextvars.ContextVar[StepHolder | None] = contextvars.ContextVar("models_step_holder", default=None)
 _NOBODY = StepHolder()
 _EXPECTED = (ModelError, StepCancelled, trio.Cancelled, trio.EndOfChannel)
-"""Exceptions of a step that are nobody's bug."""
+"""Exceptions of a step that are not bugs."""
 
 
 def cancel_token() -> CancelToken:
-    """The token of the blocking step that is running in this thread; one that is never cancelled elsewhere."""
+    """The token of the blocking step that runs in this thread. Outside of one, a token that is never cancelled."""
     return _token.get() or CancelToken()
 
 
 set_step_holder = _holder.set
-"""Names what the steps of the current task keep occupied; what it returns is for `reset_step_holder`. For those who run
-models."""
+"""Sets the holder for the steps of the current task. The result is for `reset_step_holder`. For code that runs models."""
 reset_step_holder = _holder.reset
 
 
 def step_holder() -> StepHolder:
-    """What the steps of the current task keep occupied."""
+    """The holder for the steps of the current task."""
     return _holder.get() or _NOBODY
 
 
@@ -429,25 +433,25 @@ async def run_step(
 ) -> T:
     """Runs one blocking step in a thread, one of the model's unless a limiter is given, and returns its result.
 
-    A step that is stuck is replaced: its place among the model's threads is somebody else's until it returns. Its place in a
-    limiter that is given stays taken, as where that keeps two from being in one library at once, unless `replaced` is true.
+    A stuck step is replaced: another may use its place among the model's threads until it returns. Its place in a given
+    limiter stays taken, unless `replaced` is True. Such a limiter may ensure that two steps never use a library at once.
 
-    On cancel the caller goes on at once with trio.Cancelled, or what the loop has for it, and the token (the step's own,
-    unless one is given) is cancelled; the thread ends at the end of its step (Python cannot stop it), and until then the
-    session's slot stays occupied. What the abandoned step returns or raises is dropped.
+    On cancel the caller gets trio.Cancelled at once, or the loop's own exception for it, and the token is cancelled (the
+    step's own, unless one is given). Python cannot stop the thread, so it runs to the end of its step, and until then the
+    session's slot stays occupied. The result or exception of the abandoned step is dropped.
 
-    `ended` is called on the loop when the thread has returned, or when it is certain that none begins.
+    `ended` is called on the loop when the thread has returned, or when it is certain that none will start.
 
-    An exception of the step comes out without the frames of its thread, which would keep what they held. Its note has the
-    place of the raise, as text.
+    An exception of the step comes without the frames of its thread, which would keep objects alive. A note has the traceback
+    as text.
     """
     token = token or CancelToken()
     holder = step_holder()
     record = Step(token, limiter if replaced else None) if limiter is not None else Step(token, holder.limiter)
     loop = running_loop()
     holder.begin(record)
-    # A cancel may come while the step waits for its thread: then either the thread or the loop owns the hold, and the
-    # lock decides which, once.
+    # A cancel may come while the step waits for its thread. Then either the thread or the loop must release the holder, and
+    # the lock decides which of them does, once.
     lock, begun, abandoned = threading.Lock(), False, False
 
     def step() -> T:
@@ -460,10 +464,10 @@ async def run_step(
         record.thread, record.began = threading.get_ident(), loop.current_time()
         try:
             return record.call(fn)
-        except KeyboardInterrupt as e:  # in a thread it is no Ctrl-C, and in the caller's task it would be taken for one
+        except KeyboardInterrupt as e:  # in a thread it is not Ctrl-C, but the caller's task would treat it as such
             raise ModelExit(e) from e
         finally:
-            loop.call_soon(over)  # where the whole run is over no slot is left to free
+            loop.call_soon(over)  # if the whole run is over, there is no slot to free
 
     def over() -> None:
         holder.end(record)
@@ -491,10 +495,11 @@ async def iterate_steps(
     replaced: bool = False,
     ended: Callable[[], None] = _nothing,
 ) -> AsyncGenerator[T, None]:
-    """What a synchronous generator yields, each step of it a `run_step` and all with one token. For contextlib.aclosing.
+    """Yields the items of a synchronous generator. Each step of it is a `run_step`, and all share one token. Use it with
+    contextlib.aclosing.
 
-    The generator is closed in a thread, never while a step runs in it, and nobody waits for that; the session's slot
-    stays occupied until it is closed, and `ended` is called then, on the loop.
+    The generator is closed in a thread, never while a step runs in it, and nothing waits for that. The session's slot stays
+    occupied until it is closed; then `ended` is called, on the loop.
     """
     token, one_at_a_time = CancelToken(), threading.Lock()
 
@@ -503,14 +508,14 @@ async def iterate_steps(
             return next(generator, _END)
 
     def close() -> None:
-        with one_at_a_time:  # after the step that was abandoned
+        with one_at_a_time:  # after the abandoned step
             generator.close()
 
     try:
         while (item := await run_step(step, limiter=limiter, replaced=replaced, token=token)) is not _END:
             yield item  # type: ignore[misc]  # not _END, so a T
     finally:
-        if inspect.getgeneratorstate(generator) != inspect.GEN_CLOSED:  # not exhausted, nor dead of an exception
+        if inspect.getgeneratorstate(generator) != inspect.GEN_CLOSED:  # neither exhausted nor ended by an exception
             token.cancel()
             _run_last_step(close, token, ended)
         else:
@@ -518,7 +523,7 @@ async def iterate_steps(
 
 
 def _run_last_step(fn: Callable[[], None], token: CancelToken, ended: Callable[[], None]) -> None:
-    """Runs a step that nobody waits for: the clean-up of a session that is over. An exception of it is logged."""
+    """Runs a step that nothing waits for: the clean-up of a session that is over. Its exception is logged."""
     holder, record = step_holder(), Step(token)
     loop = running_loop()
     context = contextvars.copy_context()

@@ -1,4 +1,4 @@
-"""Conversations: the messages of a chat, and the function that makes a text model's prompt of them."""
+"""Conversations: the messages of a chat, and the default template that makes a prompt of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "f
 
 @final
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of a conversation. `content` is its text: of a message in several parts, theirs, one after another."""
+    """One message of a conversation. `content` is its text: for a message in several parts, all of their texts joined."""
 
     role: Role
     content: str
     name: str = ""
-    """Who says it, where several have one role."""
+    """The speaker, if several have the same role."""
 
 
 def plain_template(messages: Sequence[ChatMessage]) -> str:
-    """The prompt of a model that knows no chat format of its own: what system messages say first, then a line for each
-    speaker, and the beginning of the assistant's next one."""
+    """The prompt for a model without its own chat format. Each message is a line: a system message as it is, any other after
+    its speaker's name. The prompt ends with the beginning of the assistant's next line."""
     lines = [_line(message) for message in messages]
     return "\n".join([*lines, "Assistant:"])
 

@@ -1,15 +1,15 @@
-"""Judges a text model's tokens, alike for every wire: which sequence each belongs to, what of it is shown, where that ends.
+"""Judges a text model's tokens for every wire alike: their sequence, the text to show, and the end of each sequence.
 
-It stands between a session and the wire's encoder. The model may send whatever it likes, for as long as it likes:
+It stands between a session and the wire's encoder. The model may send anything, for any time:
 
-- A sequence ends at its `max_new_tokens`, at the first of its stop sequences, or where the model says so. Messages of
-  the model for it are dropped afterwards.
-- Once the gateway itself has ended all sequences, or the model goes on after the end of all, it is cancelled: its call runs
-  inside `scope`. It is no error of anybody's; the answer is complete.
+- A sequence ends at its `max_new_tokens`, at the first of its stop sequences, or when the model ends it. Later messages
+  for it are dropped.
+- If the gateway itself has ended all sequences, or the model goes on after the end of all, the model is cancelled: its call
+  runs inside `scope`. That is not an error, and the answer is complete.
 
-For each message the wire first calls `passes`, which changes nothing that a cancelled `send` would have to take back; then
-it waits for room; then come `take` and the encoder, without a wait between them; then `sent`. A wire that can wait only for
-all at once takes first, and takes back by `undo` what was not sent.
+For each message the wire calls `passes` first, which changes nothing that a cancelled `send` would have to take back. Then
+it waits for room. Then it calls `take` and the encoder, without a wait between them, and at last `sent`. A wire that can
+wait only for everything at once calls `take` first, and `undo` if the message was not sent.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from models.session import Channel
 
 @final
 class Matcher:
-    """Tells how much of a word the end of a text is (Knuth, Morris and Pratt 1977).
+    """Tells how much of a word the end of a text matches (Knuth, Morris and Pratt 1977).
 
-    What is matched so far is a number that the caller keeps, so that many texts can share a matcher. Its table grows
-    with what was ever matched: a long word costs nothing before.
+    The matched length is a number that the caller keeps, so many texts can share a matcher. Its table grows with the longest
+    match so far: a long word costs nothing before it is matched.
     """
 
     __slots__ = ("_borders", "word")
 
     def __init__(self, word: Sequence[object]) -> None:
-        """`word` is not empty."""
+        """`word` must not be empty."""
         self.word = word
-        # For each length from 1: that of the longest shorter beginning of the word which it also ends with.
+        # For each length from 1: the length of the longest shorter prefix of the word that is also a suffix of it.
         self._borders = [0]
 
     def step(self, matched: int, item: object) -> int:
-        """The length of the longest beginning of the word that the text ends with after this item, where it was
-        `matched` before, less than the whole word."""
+        """The length of the longest prefix of the word that the text ends with after this item. `matched` is the length
+        before it, and must be less than the whole word."""
         word, borders = self.word, self._borders
         while word[matched] != item:
             if not matched:
@@ -55,12 +55,12 @@ class Matcher:
         return matched + 1
 
     def shorter(self, matched: int) -> int:
-        """The length of the longest shorter beginning of the word that the text ends with too, where it ends with one of
-        `matched`, at least 1."""
+        """The length of the next shorter prefix of the word that the text ends with, if it ends with one of `matched`, which
+        must be at least 1."""
         return self._borders[matched - 1]
 
     def lengths(self, matched: int) -> Iterator[int]:
-        """The lengths of all beginnings of the word, but the empty one, that the text ends with, the longest first."""
+        """Yields the lengths of all non-empty prefixes of the word that the text ends with, the longest first."""
         while matched:
             yield matched
             matched = self._borders[matched - 1]
@@ -68,33 +68,33 @@ class Matcher:
 
 @final
 class Stops:
-    """Watches the text of one sequence for its stop sequences, for models that end their texts themselves; the gateway uses
-    the same for those that do not.
+    """Watches the text of one sequence for its stop sequences. Models that end their texts themselves can use it; the
+    gateway uses it for all others.
 
-    The stop sequence that is complete first ends the text, and of several that are complete at the same character the
-    longest. If it is not `included`, the longest end of the text that may be the beginning of one is held back until
-    more text decides; a text that can begin none is never late. `feed` takes the text as it comes, `rest` gives what is
-    held when there is no more. A character costs a step for each stop sequence, whatever their lengths.
+    The stop sequence that is complete first ends the text; if several are complete at the same character, the longest one
+    does. Unless stop sequences are `included`, the longest end of the text that may begin one is held back until more text
+    decides. A text that cannot begin one is never late. `feed` takes the text as it comes; `rest` gives the held-back text
+    when no more comes. A character costs one step for each stop sequence, whatever their lengths.
     """
 
     __slots__ = ("_firsts", "_held", "_included", "_longest", "_matched", "_matchers", "_stops", "met")
 
     def __init__(self, stops: Collection[str], *, included: bool) -> None:
-        """`included`: the text has the stop sequence that ends it. ValueError for an empty one."""
+        """`included`: True if the text includes the stop sequence that ends it. ValueError for an empty stop sequence."""
         if not all(stops):
             raise ValueError("a stop sequence must have at least one character")
         self._stops = tuple(stops)
         self._matchers = [Matcher(stop) for stop in stops]
         self._matched = [0] * len(stops)
-        self._longest = 0  # the longest beginning of one that the text ends with
+        self._longest = 0  # the longest prefix of a stop sequence that the text ends with
         self._firsts = frozenset([stop[0] for stop in stops])
         self._included = included
         self._held = ""
         self.met: str | None = None
-        """The stop sequence that has ended the text; None while none has."""
+        """The stop sequence that has ended the text; None before."""
 
     def fork(self) -> Stops:
-        """A copy that has come as far as this."""
+        """A copy in the same state."""
         copy = object.__new__(Stops)
         copy._stops, copy._matchers, copy._matched = self._stops, self._matchers, self._matched.copy()
         copy._firsts, copy._included = self._firsts, self._included
@@ -107,9 +107,9 @@ class Stops:
         return len(self._held)
 
     def feed(self, text: str, *, ignore: bool = False) -> str:
-        """The text that may be shown now that this has come: of one that ends, no more than to its end. `ignore`: a stop
-        sequence that is complete within this text is not met; one that only begins there may be met later. Nothing after
-        one was met."""
+        """The text that may be shown after this text has come, cut at the end if it ends. With `ignore`, a stop sequence
+        that is complete within this text does not count; one that only begins in it may be complete later. Nothing after one
+        was met."""
         if self.met is not None:
             return ""
         if not self._longest and self._firsts.isdisjoint(text):
@@ -128,7 +128,7 @@ class Stops:
         return whole[:shown]
 
     def rest(self) -> str:
-        """The text that was held back: it begins no stop sequence, as there is no more text."""
+        """The held-back text: no more text comes, so it begins no stop sequence."""
         held, self._held = self._held, ""
         return held
 
@@ -149,10 +149,10 @@ class Stops:
 Message = TypeVar("Message", bound=Token | Finish)
 
 Held: TypeAlias = tuple[Stops | None, bytes]
-"""The state of a sequence's text: how far its stop sequences have come, and the bytes of an unfinished character."""
+"""The state of a sequence's text: that of its stop sequences, and the bytes of an unfinished character."""
 
 _DROPPED_AT_ONCE = 16
-"""Messages of a model that never waits, before others have their turn."""
+"""The most messages that are dropped before other tasks can run, if a model never waits."""
 
 
 @final
@@ -163,7 +163,7 @@ class _Sequence:
 
     def __init__(self, stops: Stops | None) -> None:
         self.made = 0
-        """Tokens that the model has sent for it, those that were dropped too."""
+        """The tokens that the model has sent for it, dropped ones included."""
         self.over = False
         self.met = False
         """True if a stop sequence has ended it."""
@@ -172,8 +172,8 @@ class _Sequence:
         """The first bytes of a character, at most three: the next token may have the others."""
 
     def decode(self, data: bytes, *, final: bool = False) -> str:
-        """The characters that these bytes finish; U+FFFD for what is no UTF-8 (as the Unicode Standard recommends it,
-        chapter 3.9), at the end for an unfinished character too."""
+        """The characters that these bytes complete. Bytes that are not UTF-8 become U+FFFD (as the Unicode Standard
+        recommends, chapter 3.9), and with `final` an unfinished character too."""
         data = self.unfinished + data
         text, used = codecs.utf_8_decode(data, "replace", final)
         self.unfinished = data[used:]
@@ -190,33 +190,33 @@ class Continuations:
     )  # fmt: skip
 
     def __init__(self, parameters: GenerationParameters, *, own_stops: bool = False) -> None:
-        """`own_stops`: the model ends its texts at stop sequences itself, so that `Token.text` is what is to be shown; of
-        any other model `Token.data` decides, where it is there."""
+        """`own_stops`: True if the model ends its texts at stop sequences itself, so `Token.text` is the text to show. For
+        any other model, `Token.data` takes precedence if it is there."""
         self._most, self._asked = parameters.max_new_tokens, parameters.n
         self._stops = () if own_stops else parameters.stop_sequences
         self._included, self._at_least = parameters.include_stop_str_in_output, parameters.min_length
         only = len(parameters.stop_sequences) == 1 and not parameters.stop_token_ids
         self._one_stop = parameters.stop_sequences[0] if only else ""
-        self._open = parameters.n  # sequences without an end, those included that are not begun
+        self._open = parameters.n  # sequences without an end, including those that have not begun
         self._sequences: dict[int, _Sequence] = {}
         self._dropped = self._refused = 0
         self._refuses = False
         self.decodes = not own_stops
         """True if texts are decoded from the bytes of tokens that have them."""
         self.judges = parameters.n > 1 or bool(self._stops)
-        """True if more has to be known of a token than how many came before it: several sequences were asked for, stop
-        sequences are looked for, characters are put together (once a token had bytes), or the text has its end. Once true
-        it stays."""
+        """True if a token needs more than the count of tokens before it: there are several sequences or stop sequences,
+        characters are assembled (once a token had bytes), or the text has ended. Once it is True it stays True."""
         self.complete = False
-        """True once nothing that the model sends is in the answer any more."""
+        """True once nothing more that the model sends is part of the answer."""
         self.stopped = False
-        """True once the model's call is to be cancelled, because the text has all that was asked for."""
+        """True once the model's call must be cancelled, because the text is complete."""
         self.scope: Any = trio.CancelScope()
-        """Surrounds the model's call, and nothing else. On another loop than Trio's it is whatever has a `cancel`."""
+        """The scope of the model's call, and of nothing else. On a loop other than Trio's it is any object with a
+        `cancel`."""
 
     def passes(self, message: object) -> bool:
-        """True if the message is for the answer; False if it is dropped. TypeError for what is no message of a text model;
-        ModelError, status 500, for a sequence that nobody asked for."""
+        """True if the message belongs to the answer; False if it is dropped. TypeError if it is not a message of a text
+        model. ModelError with status 500 for a sequence that was not requested."""
         if type(message) is not Token and type(message) is not Finish:
             raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
         if not self._open or self.stopped:
@@ -233,7 +233,7 @@ class Continuations:
             return True
         if type(message) is Token and not message.prefill and all(begun.over for begun in self._sequences.values()):
             sequence.made += 1
-            # a text that the gateway has cut may come to its end, as others may begin after it
+            # A text that the gateway has cut may run to its own end, because other sequences may begin after it.
             if not sequence.met or sequence.made > self._most:
                 self.complete = self._refuses = True
                 self._refused += 1
@@ -242,13 +242,12 @@ class Continuations:
         return False
 
     async def around(self, call: Awaitable[None]) -> None:
-        """Awaits the model's call inside `scope`, so that it is over when the model has returned, has raised, or was
-        stopped."""
+        """Awaits the model's call inside `scope`. It is over when the model has returned, has raised, or was stopped."""
         scope, task = self.scope, trio.lowlevel.current_task()
         scope.__enter__()
         status = task._cancel_status
-        # A model may have left a scope of its own open, as an async generator does that is given up inside of a timeout.
-        # Trio would have whoever leaves an outer scope pay for it: so this one stays open as well, for whoever has the task.
+        # A model may have left its own scope open, as an abandoned async generator does inside of a timeout. Trio would
+        # raise an error when an outer scope is left then. So this scope stays open too, for the owner of the task.
         try:
             await call
         except BaseException as e:
@@ -259,14 +258,14 @@ class Continuations:
                 scope.__exit__(None, None, None)
 
     def went_by(self, tokens: int) -> None:
-        """Sequence 0, the only one, has so many tokens now, since a wire need not ask of each while there is nothing that
-        `judges` them."""
+        """Tells that sequence 0, the only one, has `tokens` tokens now. A wire need not call `take` for each token while
+        `judges` is False."""
         self._sequences[0].made = tokens
 
     async def drop(self) -> None:
-        """Drops a message that does not pass. Nothing happens for one turn, in which a model that is about to return can do
-        so; then comes a checkpoint, at which one that was stopped is cancelled. If other sequences may still begin, and
-        only a model that knows of several would begin them, it learns by trio.ClosedResourceError that this one is over."""
+        """Drops a message that does not pass. For one turn nothing happens, in which a model that is about to return can do
+        that. Then comes a checkpoint, at which a stopped model is cancelled. trio.ClosedResourceError tells the model that
+        this sequence is over, if others may still begin: only a model that knows several sequences would begin them."""
         self._dropped += 1
         if not self._dropped % _DROPPED_AT_ONCE:
             await trio.lowlevel.checkpoint()
@@ -275,15 +274,15 @@ class Continuations:
             raise trio.ClosedResourceError("the sequence is complete")
 
     def held(self, sequence: int) -> int:
-        """The most characters of a sequence that are held back: the next token may show them beside its own."""
+        """The number of held-back characters of a sequence, at most: the next token may show them beside its own."""
         begun = self._sequences.get(sequence)
         if begun is None:
             return 0
         return len(begun.unfinished) + (0 if begun.stops is None else begun.stops.held)
 
     def take(self, message: Token | Finish) -> Token | Finish:
-        """The message as it is to be written: a token with the text that may be shown, and with the reason if it is the last
-        of its sequence. Before a Finish is written, `rest` is. Only for a message that passes."""
+        """The message to write: a token has the text that may be shown, and the reason if it is the last of its sequence.
+        Before a Finish is written, write `rest`. Only for a message that passes."""
         number = message.sequence
         sequence = self._sequences.get(number)
         if sequence is None:
@@ -314,7 +313,7 @@ class Continuations:
                 reason, stop, sequence.met = FinishReason.STOP_SEQUENCE, stops.met, True
             elif reason is not None:
                 text += stops.rest()
-        if text != message.text:  # it stays one token, of the same bytes
+        if text != message.text:  # it is still one token, with the same bytes
             message = structs.replace(message, text=text, data=message.data or utf8(message.text))
         if reason is None:
             return message
@@ -325,7 +324,7 @@ class Continuations:
         return self._named(message, reason)
 
     def sent(self) -> None:
-        """The message that was taken is on its way: the model is stopped if it was the last."""
+        """Tells that the taken message is on its way. If it was the last, the model is stopped."""
         if self.stopped:
             self.scope.cancel()
 
@@ -337,7 +336,7 @@ class Continuations:
         return None if begun.stops is None else begun.stops.fork(), begun.unfinished
 
     def undo(self, taken: Token | Finish, held: Held) -> None:
-        """The message that was taken last was not sent. `held` is `held_of` from before it."""
+        """Takes back the last `take`, because the message was not sent. `held` is the result of `held_of` before it."""
         stops, unfinished = held
         sequence = self._sequences[taken.sequence]
         if type(taken) is Finish or taken.finish is not None:
@@ -350,7 +349,7 @@ class Continuations:
         sequence.stops, sequence.unfinished = stops, unfinished
 
     def rest(self, sequence: int) -> str:
-        """The text that is still held back of a sequence whose model has said that it is over."""
+        """The held-back text of a sequence that the model has ended."""
         begun = self._sequences.get(sequence)
         if begun is None:
             return ""
@@ -358,13 +357,13 @@ class Continuations:
         return text if begun.stops is None else begun.stops.feed(text) + begun.stops.rest()
 
     def rests(self) -> Iterator[tuple[int, str]]:
-        """Each sequence that still has text held back, and its `rest`, once the model's call is over."""
+        """Yields each sequence with held-back text, and its `rest`, once the model's call is over."""
         for number in sorted(self._sequences):
             if text := self.rest(number):
                 yield number, text
 
     def stop(self) -> None:
-        """The answer is complete, and the model's call is to end."""
+        """Completes the answer, and cancels the model's call."""
         self.complete = self.stopped = self.judges = True
         self.scope.cancel()
 
@@ -375,7 +374,7 @@ class Continuations:
         self.judges |= self.complete
 
     def _named(self, message: Message, reason: FinishReason) -> Message:
-        """The message with the stop sequence that has ended the text, if the model leaves it out and it can only be one."""
+        """The message with the stop sequence that ended the text, if the model left it out and only one is possible."""
         if reason is FinishReason.STOP_SEQUENCE and not message.stop and self._one_stop:
             return structs.replace(message, stop=self._one_stop)
         return message

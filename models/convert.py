@@ -1,4 +1,4 @@
-"""One family to another: a model of parts answers text calls, and a model of text answers parts."""
+"""Converts between families: a model of parts answers text calls, and a text model answers parts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from models.spec import Model
 
 Stopped: TypeAlias = Callable[[BaseException | None], None]
 
-_LONG = 2 * 1024 * 1024  # characters whose encoding the loop would feel
+_LONG = 2 * 1024 * 1024  # characters whose encoding would delay the loop
 
 
 def _nobody(error: BaseException | None) -> None:
-    """Tells nobody."""
+    """Does nothing: the default of `stopped`."""
 
 
 def convertible(model: Family, wire: Family) -> bool:
-    """Whether a model of one family can answer on a wire of another."""
+    """True if a model of one family can answer on a wire of another."""
     return model is wire or {model, wire} == {Family.TEXT, Family.PARTS}
 
 
@@ -40,15 +40,15 @@ def convert(
     own_stops: bool = False,
     stopped: Stopped = _nobody,
 ) -> Model:
-    """The model as the wire's family sees it; the model itself where they are the same.
+    """The model as the wire's family sees it: the model itself if the families are equal.
 
-    TEXT for PARTS: each whole message (its fragments joined, at most 1 MiB) is a prompt, read by `read_prompt` or taken
-    as text; each token that has text leaves as one UTF8 part, and an empty UTF8 part closes each answer. PARTS for TEXT:
-    the prompt is one UTF8 part and the end of input; each part that comes back is one token, its bytes decoded as UTF-8
-    over part boundaries. TypeError for families that do not convert.
+    TEXT for PARTS: each whole message (its fragments joined, at most 1 MiB) is a prompt, read by `read_prompt` or taken as
+    text. Each token with text is sent as one UTF8 part, and an empty UTF8 part ends each answer. PARTS for TEXT: the prompt
+    is one UTF8 part followed by the end of input. Each part that comes back is one token, and its bytes are decoded as UTF-8
+    across part boundaries. TypeError for families that cannot be converted.
 
-    An answer in parts ends where `models.continuations` says; `own_stops` is for that. `stopped` is called whenever a model
-    was stopped there, with what it has raised since, if anything.
+    An answer in parts ends where `models.continuations` ends it, which is given `own_stops`. `stopped` is called when a
+    model was stopped there, with the exception that it has raised since, or None.
     """
     if family is wire:
         return model
@@ -67,7 +67,7 @@ def _plain(data: bytes) -> Prompt:
 
 
 def _only(error: BaseException, *kinds: type[Exception]) -> bool:
-    """Whether an error is nothing but these, also where nurseries have wrapped them in groups."""
+    """True if an error consists only of these kinds, also inside groups made by nurseries."""
     if isinstance(error, ExceptionGroup):
         return error.split(kinds)[1] is None
     return isinstance(error, kinds)
@@ -91,7 +91,7 @@ class _TextFromParts:
 @final
 class _PromptAsParts(Channel[Part, Part]):
     def __init__(self, session: Session[Prompt, Any]) -> None:
-        self._channel = session.channel  # nothing else has the session
+        self._channel = session.channel  # nothing else uses the session
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._sent = 0
         self.reply, self.accept = session.reply, session.accept
@@ -120,7 +120,7 @@ class _PromptAsParts(Channel[Part, Part]):
         self._sent += 1
 
     async def end(self) -> None:
-        """Sends what is left of a character that was never completed."""
+        """Sends the rest of a character that was never completed."""
         if text := self._decoder.decode(b"", final=True):
             with contextlib.suppress(trio.ClosedResourceError):  # the answer was complete without it
                 await self._channel.send(Token(text=text, id=self._sent))
@@ -142,7 +142,7 @@ class _PartsFromText:
             except BaseException as e:
                 if not is_failure(e):
                     raise
-                # it asked for a second prompt, or sent on after its answer was complete: how many loops end
+                # it asked for a second prompt, or went on after its answer was complete, which is how many loops end
                 if not one.text.stopped and not _only(
                     e, trio.EndOfChannel, *((trio.ClosedResourceError,) if one.complete else ())
                 ):
@@ -150,15 +150,15 @@ class _PartsFromText:
                 error = e
             if one.text.stopped:
                 self._stopped(error)
-            del error  # it knows this frame
+            del error  # it refers to this frame
             if not one.exhausted:
                 return
             await one.end()
 
 
 _MESSAGE_LIMIT = 1024 * 1024
-_SHORT = 256 * 1024  # bytes of a prompt that are read in no time that others would notice
-_FOR_A_BYTE = 24  # bytes of memory, at most, that JSON of this length takes for each of its own while it is read
+_SHORT = 256 * 1024  # bytes of a prompt that are read without a noticeable delay
+_FOR_A_BYTE = 24  # the most bytes of memory that each byte of JSON takes while it is read
 
 
 @final
@@ -229,11 +229,11 @@ class _OnePrompt(Channel[Prompt, Any]):
     async def _say(self, text: str) -> None:
         if text:
             await self._channel.send(Part(data=utf8(text), kind=PartKind.UTF8))
-        else:  # an empty part would close the answer
+        else:  # an empty part would end the answer
             await trio.lowlevel.checkpoint()
 
     async def end(self) -> None:
-        """Sends what is left of the answer, and closes it."""
+        """Sends the rest of the answer, and ends it."""
         for _, text in self.text.rests():
             await self._channel.send(Part(data=utf8(text), kind=PartKind.UTF8))
         await self._channel.send(Part(data=b"", kind=PartKind.UTF8))

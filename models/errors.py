@@ -1,4 +1,4 @@
-"""What a model raises to tell its client something, and how its failure is told from the program's end."""
+"""The errors that models raise for their clients, and the distinction between a model's failure and the program's end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import trio
 
 
 class ModelError(Exception):
-    """An error whose text is meant for the client.
+    """An error whose text is for the client.
 
-    `message` reaches the client as it is, on every wire; `code` is a short machine-readable name, `status` the HTTP
-    status where a response has not begun. Any other exception out of a model reaches the client only as an id that
-    the log explains.
+    `message` reaches the client unchanged, on every wire. `code` is a short machine-readable name. `status` is the HTTP
+    status if the response has not begun. For any other exception of a model the client gets only an id, which the log
+    explains.
 
-    The code `ValidationError` says that the request is to blame: a parameter is outside the range that this model has.
-    OpenAI's routes answer it with 400, whatever `status` says, and TGI's form calls it `validation`.
+    The code `ValidationError` blames the request: a parameter is outside this model's range. OpenAI's routes answer it with
+    400 whatever `status` is, and TGI's form calls it `validation`.
     """
 
     def __init__(self, message: str, *, code: str = "ModelError", status: int = 424) -> None:
@@ -34,10 +34,10 @@ class ModelError(Exception):
 
 @final
 class ContextLengthExceeded(ModelError):
-    """A prompt that leaves no room for what is asked in the model's context: the request is to blame.
+    """The prompt leaves too little room in the model's context; the request is at fault.
 
-    `needed` are the tokens that prompt and output would have together, `limit` the most that they may have, and
-    `prompt_tokens`, where the model knows them, those of the prompt alone. OpenAI's routes answer with 400 and the code
+    `needed` is the number of tokens of prompt and output together, `limit` the most that are allowed, and `prompt_tokens`
+    the number of the prompt alone, if the model knows it. OpenAI's routes answer with 400 and the code
     `context_length_exceeded`, LMI's with their 424 (`error_type` `validation` in TGI's form), all others with 400.
     """
 
@@ -55,15 +55,16 @@ class ContextLengthExceeded(ModelError):
 
 
 class CallLost(Exception):
-    """What ran the model has ended under the call, as a process that crashed. The call is not made again: it may be why."""
+    """The process or thread that ran the call has ended, for example by a crash. The call is not repeated: it may be the
+    cause."""
 
 
 _contained: contextvars.ContextVar[bool] = contextvars.ContextVar("models_interrupts_contained", default=False)
 
 
 def contain_interrupts() -> None:
-    """Says that KeyboardInterrupt is never Ctrl-C in this context and in the tasks that it starts, as in a program whose
-    signals have a task of their own: a model that raises it has failed."""
+    """Declares that KeyboardInterrupt is never Ctrl-C in this context and in tasks started from it: the program handles
+    signals in a separate task. A model that raises it has then failed."""
     _contained.set(True)
 
 
@@ -71,21 +72,21 @@ _cancelled: contextvars.ContextVar[type[BaseException]] = contextvars.ContextVar
 
 
 def cancelled() -> type[BaseException]:
-    """The exception that is raised where a cancelled task waits: Trio's, unless `set_cancelled` has said another one."""
+    """The exception that a cancelled task gets where it waits: trio.Cancelled, or the one of `set_cancelled`."""
     return _cancelled.get()
 
 
 def set_cancelled(kind: type[BaseException]) -> None:
-    """Says so for this context and the tasks that it starts. For `models.blocking.set_loop`."""
+    """Sets the exception of `cancelled` for this context and tasks started from it. For `models.blocking.set_loop`."""
     _cancelled.set(kind)
 
 
 def is_failure(error: BaseException) -> bool:
-    """True if an exception out of a model's code is that model's failure, alone or, in a group, each of them.
+    """True if an exception out of a model's code is a failure of that model. For a group, all its members must be.
 
-    SystemExit and GeneratorExit are: a model may end its sessions, and not the program. KeyboardInterrupt is where it cannot
-    be Ctrl-C, which Python raises in the main thread alone: in another thread, and after `contain_interrupts`.
-    trio.Cancelled, or what the loop has in its place, never is.
+    SystemExit and GeneratorExit are failures: a model may end its sessions, but not the program. KeyboardInterrupt is a
+    failure where it cannot be Ctrl-C: outside the main thread, and after `contain_interrupts`. trio.Cancelled, or the loop's
+    own exception for it, never is.
     """
     return all(_is_failure(leaf) for leaf in leaves(error))
 
@@ -97,7 +98,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group, however deep: nurseries wrap what their tasks raise."""
+    """Yields the exceptions in a group, at any depth: nurseries wrap the exceptions of their tasks."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -105,18 +106,18 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-_OF_A_DEVICE = "torch.OutOfMemoryError"  # which is a RuntimeError
+_OF_A_DEVICE = "torch.OutOfMemoryError"  # a RuntimeError
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an exception says that there is no memory left: MemoryError, or torch's error for a device's."""
+    """True if an exception means that no memory is left: MemoryError, or torch's error for a device."""
     kind = type(error)
     return isinstance(error, MemoryError) or f"{kind.__module__}.{kind.__qualname__}" == _OF_A_DEVICE
 
 
 class ModelExit(Exception):
-    """A model's code raised SystemExit, KeyboardInterrupt or GeneratorExit, its cause. In place of it where it would end
-    somebody else's task."""
+    """A model's code raised SystemExit, KeyboardInterrupt or GeneratorExit, its cause. It replaces them where they would end
+    another task."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
@@ -124,5 +125,5 @@ class ModelExit(Exception):
 
 
 def contained(error: BaseException) -> Exception:
-    """The exception itself, or ModelExit in its place where it is none that `except Exception` would see."""
+    """The exception itself, or ModelExit in its place if `except Exception` would not catch it."""
     return error if isinstance(error, Exception) else ModelExit(error)

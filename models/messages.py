@@ -1,7 +1,7 @@
-"""What models receive and send, in three families: text, tensors and opaque parts.
+"""The messages that models receive and send, in three families: text, tensors and opaque parts.
 
-They are msgspec Structs, immutable and keyword-only, which cost a tenth of a frozen dataclass to make: one is made for
-each token, part and tensor. `msgspec.structs.replace` gives a changed copy.
+They are msgspec Structs, immutable and keyword-only, because one is made for each token, part and tensor: a frozen
+dataclass costs ten times as much. `msgspec.structs.replace` makes a changed copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 
 def utf8(text: str) -> bytes:
-    """The text's UTF-8 bytes; half of a surrogate pair, which is no character, becomes U+FFFD."""
+    """The text's UTF-8 bytes. A lone surrogate, which is not a character, becomes U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -31,10 +31,10 @@ _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Family(enum.Enum):
-    """Which messages a model speaks."""
+    """The kind of messages of a model."""
 
     TEXT = "text"
-    """Prompt in; Token ... and one Finish out."""
+    """Prompt in; any number of Tokens and one Finish out."""
     TENSOR = "tensor"
     """InferRequest in, InferResponse out."""
     PARTS = "parts"
@@ -42,7 +42,7 @@ class Family(enum.Enum):
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended."""
+    """The reason why a generation ended."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
@@ -51,68 +51,68 @@ class FinishReason(enum.Enum):
 
 @final
 class GenerationParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How to generate: every parameter of the LMI tables (common, vLLM, lmi-dist, TensorRT-LLM) and of OpenAI's, with
-    defaults that leave the model's own distribution alone, and `extra` for whatever the tables do not know, as it came.
+    """The parameters of a generation: all of the LMI tables (common, vLLM, lmi-dist, TensorRT-LLM) and of OpenAI's. The
+    defaults leave the model's own distribution unchanged. `extra` has all other parameters, unchanged.
 
-    A model acts on those it supports, and may say which (`ModelSpec.parameters`).
+    A model acts on those that it supports, and may declare them (`ModelSpec.parameters`).
     """
 
     do_sample: bool = False
-    """False: the most probable token, whatever the parameters of sampling say."""
+    """False: the most probable token is chosen, whatever the sampling parameters are."""
     seed: int | None = None
-    """None: choose one. The same seed gives the same text."""
+    """None: the model chooses one. The same seed gives the same text."""
     temperature: float = 1.0
     """0 is greedy."""
     repetition_penalty: float = 1.0
-    """Divides the scores of tokens that are in the prompt or the output; above 1 makes them rarer."""
+    """Divides the scores of tokens in the prompt or the output. Above 1 it makes them rarer."""
     top_k: int = 0
     """0 is off."""
     top_p: float = 1.0
     min_p: float = 0.0
-    """Tokens less probable than this share of the most probable one are left out."""
+    """Tokens with less than this share of the highest probability are left out."""
     typical_p: float = 1.0
-    """The mass of the most typical tokens that are kept (Meister and others 2022); 1 is off."""
+    """The mass of the most typical tokens that are kept (Meister and others 2022). 1 is off."""
     presence_penalty: float = 0.0
-    """Taken from the score of each token that is in the output."""
+    """Subtracted from the score of each token that is in the output."""
     frequency_penalty: float = 0.0
-    """The same, once for each time that it is there."""
+    """Subtracted from a token's score once for each time that it is in the output."""
     logit_bias: Mapping[int, float] = _EMPTY
     """Added to the scores of these tokens."""
     max_new_tokens: int = 30
-    """It counts the end-of-sequence token too. The gateway ends the text there."""
+    """The most tokens, including the end-of-sequence token. The gateway ends the text there."""
     min_length: int = 0
-    """The end-of-sequence token is not chosen before so many tokens."""
+    """The end-of-sequence token is not chosen before this many tokens."""
     ignore_eos_token: bool = False
-    """It is never chosen."""
+    """True: the end-of-sequence token is never chosen."""
     stop_sequences: tuple[str, ...] = ()
-    """The gateway ends the text at them, of a model that does not say that it does (`ModelSpec.parameters`)."""
+    """The gateway ends the text at them, unless the model declares that it ends them itself (`ModelSpec.parameters`)."""
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = True
-    """Whether a text that ends by a stop sequence includes it."""
+    """True if a text that ends with a stop sequence includes it."""
     bad_sequences: tuple[str, ...] = ()
     """Texts that must not be generated."""
     n: int = 1
-    """How many sequences come back: `Token.sequence` tells them apart. Of those that were chosen from more, by `best_of` or
+    """The number of sequences to return; `Token.sequence` distinguishes them. If they are chosen from more, by `best_of` or
     `num_beams`, 0 is the best."""
     best_of: int = 1
-    """How many are generated to choose them from; never less than `n`."""
+    """The number of sequences to generate and choose from; never less than `n`."""
     num_beams: int = 1
-    """Above 1: beam search of that width, which is deterministic and has no use for `best_of`."""
+    """Above 1: beam search of that width, which is deterministic and ignores `best_of`."""
     length_penalty: float = 1.0
-    """Of beams: the exponent of the length that divides their log-probability."""
+    """For beams: the exponent of the length that divides their log-probability."""
     early_stopping: bool = False
-    """Of beams: the search ends as soon as `num_beams` are complete."""
+    """For beams: True ends the search as soon as `num_beams` are complete."""
     truncate: int | None = None
-    """At most so many tokens of the prompt, the last ones."""
+    """The most tokens of the prompt; the last ones are kept."""
     skip_special_tokens: bool = True
-    """Special tokens have no text."""
+    """True: special tokens have no text."""
     spaces_between_special_tokens: bool = True
     details: bool = False
     return_full_text: bool = False
     decoder_input_details: bool = False
-    """The prompt's tokens are to be sent first, as `Token(prefill=True)`."""
+    """True if the prompt's tokens must be sent first, as `Token(prefill=True)`."""
     top_n_tokens: int = 0
-    """How many of the most probable tokens of each step are to come with its token, as `Token.top`."""
+    """The number of most probable tokens of each step to send with its token, as `Token.top`."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     extra: Mapping[str, Any] = _EMPTY
@@ -128,7 +128,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class TopToken(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One of the most probable tokens of a step, whether it was chosen or not."""
+    """One of the most probable tokens of a step, chosen or not."""
 
     text: str
     id: int = 0
@@ -140,20 +140,20 @@ class TopToken(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One generated token: `text` is what it adds to the output (possibly nothing), `log_prob` natural, at most 0.
+    """One generated token. `text` is its addition to the output, which may be empty. `log_prob` is natural, at most 0.
 
-    `prefill` marks a token of the prompt, reported when `decoder_input_details` asks for it; its `log_prob` is None
-    for the first. `special` marks one that is not text itself (end of sequence): its `text` is empty but for what was
-    held back before it, or where special tokens are to be shown. `finish` on the last token says why it is the last; a
-    model that knows it only afterwards sends Finish. `top` are the most probable tokens of its step, the best first,
-    where `top_n_tokens` asks for them. `sequence` is which of several continuations it belongs to (`n`). `prompt_tokens`, on
-    any of its tokens, is how many the prompt has, for the wires that tell their clients: a model that is called with a
-    session may say it there. `stop` is the stop sequence that has ended the text, where `finish` says that one has.
+    `prefill` marks a token of the prompt, sent if `decoder_input_details` asks for it; its `log_prob` is None for the first.
+    `special` marks a token without its own text (end of sequence): its `text` is empty, except for text that was held back
+    before it, and if special tokens are shown. `finish` on the last token is the reason of the end; a model that learns the
+    reason only afterwards sends Finish. `top` has the most probable tokens of its step, the best first, if `top_n_tokens`
+    asks for them. `sequence` is the number of its continuation (`n`). `prompt_tokens`, on any token, is the number of the
+    prompt's tokens, for wires that report it; a model that is called with a session may set it there. `stop` is the stop
+    sequence that ended the text, if `finish` is that reason.
 
-    `data` are the token's own bytes, for tokens that `text` cannot say: a character of UTF-8 has up to four bytes, and a
-    token may have some of them. The gateway decodes them for each sequence and shows a character with the token that
-    finishes it; `text` of a token with `data` is then not looked at. A model whose `parameters` have `stop_sequences` ends
-    its texts itself: its `text` is what is shown, and its `data` what log-probabilities report.
+    `data` are the token's own bytes, for tokens that `text` cannot express: a character of UTF-8 has up to four bytes, and a
+    token may have only some of them. The gateway decodes them for each sequence, shows a character with the token that
+    completes it, and ignores the `text` of a token with `data`. If a model's `parameters` have `stop_sequences`, it ends its
+    texts itself: its `text` is shown, and its `data` are reported with log-probabilities.
     """
 
     text: str
@@ -171,8 +171,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Finish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The generation is complete, or one `sequence` of it. Optional: a model that just returns has finished with LENGTH
-    if it produced `max_new_tokens` tokens and EOS_TOKEN otherwise. `prompt_tokens` and `stop` as a token's."""
+    """The generation, or one `sequence` of it, is complete. It is optional: without it, a model that returns has finished
+    with LENGTH after `max_new_tokens` tokens, and with EOS_TOKEN otherwise. `prompt_tokens` and `stop` are as on a token."""
 
     reason: FinishReason
     sequence: int = 0
@@ -181,13 +181,13 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A named array. `datatype` is the v2 name (BOOL, UINT8 ... FP64, BF16, BYTES) and decides what `data` holds.
+    """A named array. `datatype` is the v2 name (BOOL, UINT8 ... FP64, BF16, BYTES) and determines the type of `data`.
 
-    `data` is a read-only view of the bytes received where it came from a wire: copy before writing. BF16 is
-    `ml_dtypes.bfloat16`, BYTES an object array of `bytes`. A tensor that is sent must not change until `send` has
-    returned and the reply is written.
+    If it came from a wire, `data` is a read-only view of the received bytes: copy before writing. BF16 is
+    `ml_dtypes.bfloat16`, BYTES an object array of `bytes`. A sent tensor must not change until `send` has returned and the
+    reply is written.
 
-    `whole` is set where `data` are only some rows of a tensor that arrives in pieces: the shape of all of it.
+    `whole` is set if `data` are only some rows of a tensor that arrives in pieces: it is the full shape.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Elements(Protocol):
-    """What stands for an array of BYTES that nobody has looked at."""
+    """A stand-in for an array of BYTES whose elements have not been used."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -219,17 +219,17 @@ class Elements(Protocol):
     def size(self) -> int: ...
     @property
     def data(self) -> memoryview:
-        """The bytes that came, lengths included."""
+        """The received bytes, including the lengths."""
 
     @property
     def made(self) -> bool:
-        """True if there is an array already."""
+        """True if the array exists already."""
 
     def array(self) -> npt.NDArray[Any]:
         """The read-only object array of `bytes`, the same one at each call."""
 
     def fill(self, flat: npt.NDArray[Any]) -> Iterator[None]:
-        """Makes the elements, in an object array of `size`, in steps of a few milliseconds; they are not kept."""
+        """Makes the elements in `flat`, an object array of `size`, in steps of a few milliseconds. They are not kept."""
 
 
 _given: Any = vars(Tensor)["data"]
@@ -237,21 +237,21 @@ _given: Any = vars(Tensor)["data"]
 
 @final
 class BytesTensor(Tensor, frozen=True, kw_only=True, eq=False):
-    """A Tensor of BYTES as it came from a wire: its elements become objects when `data` is first looked at. One that a
-    model hands on without a look leaves as the bytes that came."""
+    """A Tensor of BYTES from a wire: its elements become objects when `data` is first used. If a model passes it on unused,
+    the received bytes are sent."""
 
     @classmethod
     def of(cls, name: str, elements: Elements, parameters: Mapping[str, Parameter] = _EMPTY) -> BytesTensor:
         return cls(name=name, data=cast("npt.NDArray[Any]", elements), datatype="BYTES", parameters=parameters)
 
-    @property  # type: ignore[misc]  # over the parent's member, which holds what was given
+    @property  # type: ignore[misc]  # overrides the parent's member, which holds what was given
     def data(self) -> npt.NDArray[Any]:
         given = self.given
         return given if isinstance(given, np.ndarray) else given.array()
 
     @property
     def given(self) -> npt.NDArray[Any] | Elements:
-        """What `data` is made of: that it is asked for makes no objects."""
+        """The source of `data`. Reading it makes no objects."""
         given: npt.NDArray[Any] | Elements = _given.__get__(self)
         return given
 
@@ -270,7 +270,7 @@ DATATYPES = (*_DATATYPES.values(), "BF16", "BYTES")
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
-    """The v2 name of a numpy dtype; TypeError for one that v2 cannot carry (complex, datetime, structured)."""
+    """The v2 name of a numpy dtype. TypeError for one that v2 cannot carry (complex, datetime, structured)."""
     if name := _DATATYPES.get(f"{dtype.kind}{dtype.itemsize}"):
         return name
     if dtype.kind in "OSU":
@@ -287,10 +287,10 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
 @final
 class InferRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One inference: inputs in the order sent, and the names of the outputs asked for (empty: all).
+    """One inference: inputs in the order sent, and the names of the requested outputs (empty: all).
 
-    `last` False: more pieces of this request follow, to a model that asked for pieces. `parameters` are the client's;
-    Triton's `sequence_id`, `sequence_start`, `sequence_end`, `priority` and `timeout` are among them where it sent them.
+    `last` is False if more pieces of this request follow, for a model that asked for pieces. `parameters` are the client's,
+    including Triton's `sequence_id`, `sequence_start`, `sequence_end`, `priority` and `timeout`, if it sent them.
     """
 
     inputs: Sequence[Tensor]
@@ -308,7 +308,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 @final
 class InferResponse(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The outputs of one inference. `id` is filled in from the request where it is empty."""
+    """The outputs of one inference. If `id` is empty, the request's is used."""
 
     outputs: Sequence[Tensor]
     id: str = ""
@@ -316,19 +316,19 @@ class InferResponse(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class PartKind(enum.Enum):
-    """What the bytes of a part claim to be. Nobody inspects them: UTF8 may be invalid."""
+    """The declared type of a part's bytes. The bytes are not checked against it: UTF8 may be invalid."""
 
     UTF8 = "UTF8"
     BINARY = "BINARY"
 
-    __hash__ = object.__hash__  # Enum's own is a call of Python's, and each part's kind is looked up
+    __hash__ = object.__hash__  # Enum's own hash is a Python call, and the kind of each part is looked up
 
 
 @final
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A fragment of a message of bytes: one event on BiDi, one frame on WebSocket, never merged and never split.
 
-    `last` is False for a fragment that further parts continue (CompletionState PARTIAL, FIN clear).
+    `last` is False if further parts continue this fragment (CompletionState PARTIAL, FIN clear).
     """
 
     data: bytes | bytearray | memoryview

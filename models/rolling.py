@@ -1,4 +1,4 @@
-"""Rolling batches: a text model that advances many sequences by one token at a time, while sequences come and go."""
+"""Rolling batches: a text model that advances many sequences by one token at a time, while sequences join and leave."""
 
 from __future__ import annotations
 
@@ -18,67 +18,67 @@ from models.session import Session
 T = TypeVar("T")
 Message: TypeAlias = Token | Finish
 Advanced: TypeAlias = Message | list[Message] | tuple[Message, ...] | Exception
-"""What a step makes of one sequence: a message, several or none, or why this sequence alone has failed."""
+"""The result of a step for one sequence: one message, several or none, or the error of this sequence alone."""
 
 MAX_BATCH = 16
 MAX_SEQUENCES = 64
 PREFILL_BUDGET = 256
 AHEAD = 4
-# Of the 5 that a worker has for unloading.
+# less than the 5 s that a worker has for unloading
 _CLOSING_SECONDS = 4.0
 
 
 @final
 class RoundStuck(RuntimeError):
-    """A round of a rolling batch does not come back, and the model with it."""
+    """A round of a rolling batch does not return, so the model is stuck."""
 
 
 class SequenceState(Protocol):
-    """What a rolling batch looks at in the state of a sequence; all else in it is the model's own."""
+    """The attributes of a sequence's state that a rolling batch reads; all others belong to the model."""
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many tokens the prompt has, for the wires that tell their clients; None: nobody knows."""
+        """The number of the prompt's tokens, for wires that report it. None: unknown."""
 
     @property
     def pending(self) -> int:
-        """How many of them have to be prefilled before the first step."""
+        """The number of them that must be prefilled before the first step."""
 
 
 S = TypeVar("S", bound=SequenceState)
 
 
 class StepModel(Protocol[S]):
-    """What an author writes: sequences are opened, prefilled, advanced together, and closed.
+    """The interface that an author implements: sequences are opened, prefilled, advanced together, and closed.
 
-    `prefill`, `step` and `close` are never called at the same time. `parameters`, `chat_template` and `count_tokens`,
-    where it has them, are those of `ModelSpec`.
+    `prefill`, `step` and `close` are never called at the same time. The optional attributes `parameters`, `chat_template`
+    and `count_tokens` are those of `ModelSpec`.
     """
 
     def open(self, prompt: Prompt, /) -> Sequence[S]:
-        """The sequences that continue a prompt: one, or as many as it asks for, of which each numbers its tokens itself
+        """The sequences that continue a prompt: one, or as many as it requests, each with its number in its tokens
         (`Token.sequence`). None is stepped before the first is prefilled.
 
-        It reads, checks and encodes, and holds nothing that has to be closed: it may run at the same time as a step
-        and for several prompts at once, and what it returns is dropped where the client has left meanwhile. An
-        exception ends this session alone.
+        It parses, checks and encodes, and must hold nothing that needs closing: it may run at the same time as a step and
+        for several prompts at once, and its result is dropped if the client leaves meanwhile. An exception ends this session
+        alone.
         """
 
     def prefill(self, sequence: S, at_most: int, /) -> Iterable[Message] | None:
-        """Takes in at most so many of the sequence's `pending` tokens, at least one, and returns what is to be sent for
-        them, if anything. An exception ends this session alone."""
+        """Takes in at most `at_most` of the sequence's `pending` tokens, and at least one. Returns the messages to send for
+        them, if any. An exception ends this session alone."""
 
     def step(self, sequences: Sequence[S], /) -> Sequence[Advanced]:
-        """Advances each of these sequences by a token: what comes of each, in their order.
+        """Advances each of these sequences by a token. Returns the result of each, in the same order.
 
-        A `Finish`, or a token with `finish`, is the last of its sequence. Of those given any may have been left out of
-        the steps before, and any number may be new. An exception in the place of a result ends that session alone; one
-        that is raised is a crash of the model.
+        A `Finish`, or a token with `finish`, is the last message of its sequence. Any of the sequences may have been left
+        out of earlier steps, and any may be new. An exception in place of a result ends that session alone; a raised
+        exception is a crash of the model.
         """
 
     def close(self, sequence: S, /) -> None:
-        """A sequence that was given a place is over, or nobody wants it any more: lets go of what it holds. Called
-        once, before the next step, also for one that was neither prefilled nor stepped. An exception is a crash."""
+        """Releases a sequence that was given a place and is over or abandoned. It is called once, before the next step, also
+        for a sequence that was neither prefilled nor stepped. An exception is a crash."""
 
 
 @final
@@ -92,13 +92,13 @@ class _Entry(Generic[S]):
         self.ahead = 0
         """Messages that its session has not sent yet."""
         self.over = False
-        """Whether it has said its last word, has failed, or its session is gone."""
+        """True if it has sent its last message, has failed, or its session is gone."""
 
 
 @final
 class _Call(Generic[S]):
-    """The sequences of one prompt, and the hand-over to the session's task. A flag and a reschedule in place of a channel:
-    it is done for each token."""
+    """The sequences of one prompt, and the hand-over to the session's task. It is a flag and a reschedule instead of a
+    channel, because it happens for each token."""
 
     __slots__ = ("_task", "begun", "entries", "error", "holder", "left", "out")
 
@@ -107,26 +107,27 @@ class _Call(Generic[S]):
         self.entries = [_Entry(self, state) for state in states]
         self.left = len(self.entries)
         self.begun = not (self.entries and self.entries[0].state.pending)
-        """Whether the first of them is prefilled: what that tells of the prompt comes before all tokens."""
+        """True if the first sequence is prefilled: messages about the prompt come before all tokens."""
         self.out: deque[tuple[_Entry[S], Message]] = deque()
         self.error: Exception | None = None
         self._task: trio.lowlevel.Task | None = None
 
     def take_error(self) -> Exception:
-        """The error, to be raised, which is forgotten here: its traceback will know the session's task, which knows this."""
+        """Returns the error for raising, and drops it here: its traceback will refer to the session's task, which refers to
+        this."""
         error, self.error = self.error, None
         assert error is not None
         return error
 
     def wake(self) -> None:
-        """The session's task is to look again."""
+        """Makes the session's task check again."""
         task = self._task
         if task is not None:
             self._task = None
             trio.lowlevel.reschedule(task)
 
     async def wait(self) -> None:
-        """Until there is something to send, or nothing any more."""
+        """Waits until there is something to send, or nothing more can come."""
         self._task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._abort)
 
@@ -137,13 +138,13 @@ class _Call(Generic[S]):
 
 @final
 class RollingBatch(Generic[S]):
-    """The model (family TEXT) that a StepModel is, inside `rolling`.
+    """The text model that `rolling` makes of a StepModel.
 
-    One loop serves all sessions. Each round of it closes what is over, gives free places to those that wait, prefills
-    within its budget and then steps those that have credit. So a sequence joins and leaves between any two steps. It
-    has credit while fewer than `ahead` of its messages wait for its session to send them: the one of a client that does
-    not read is parked, keeps its state, and is not stepped until its client reads on. Of more than `max_batch` that
-    have credit those go first whose last step is longest ago; prompts are prefilled by turns too.
+    One loop serves all sessions. Each round closes sequences that are over, gives free places to waiting ones, prefills
+    within its budget, and steps the sequences that have credit. A sequence can therefore join and leave between any two
+    steps. It has credit while its session has fewer than `ahead` unsent messages of it. If a client does not read, its
+    sequence is parked: it keeps its state and is not stepped until the client reads on. If more than `max_batch` have
+    credit, those with the oldest last step go first. Prompts are prefilled in turns too.
     """
 
     def __init__(
@@ -166,30 +167,30 @@ class RollingBatch(Generic[S]):
         self.parameters = getattr(model, "parameters", None)
         self.chat_template = getattr(model, "chat_template", None)
         self.count_tokens = getattr(model, "count_tokens", None)
-        # a thread for the rounds: an abandoned one keeps its place in it until it returns, so that two never overlap
+        # one thread for the rounds: an abandoned round keeps its place until it returns, so two never overlap
         self._rounds, self._opens = trio.CapacityLimiter(1), trio.CapacityLimiter(4)
         self._waiting: deque[_Entry[S]] = deque()
-        """Sequences without a place, in the order in which they came."""
+        """Sequences without a place, in order of arrival."""
         self._prefilling: deque[_Entry[S]] = deque()
         self._running: list[_Entry[S]] = []
-        """Sequences that can be stepped; the one whose last step is longest ago comes first."""
+        """Sequences that can be stepped, the one with the oldest last step first."""
         self._closing: deque[_Entry[S]] = deque()
         self._stale = False
-        """Whether any of these sequences are over."""
+        """True if any of these sequences are over."""
         self._calls: set[_Call[S]] = set()
         self._bell: trio.lowlevel.Task | None = None
         self._ended = False
         self._watched: StepHolder | None = None
-        """Who watches the rounds, from the first session on: those of a warm-up have the time of the load."""
+        """The watcher of the rounds, from the first session on. The rounds of a warm-up are within the load's time limit."""
         self._loop, self._stuck = trio.CancelScope(), ""
 
     # -- the session's side ------------------------------------------------------------------------------------------
 
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
-        """Continues each prompt, one after another, until the end of input. Waits for the loop and for the session, so
-        that a client that stops reading stops its own sequences alone; cancelled, it takes them out of the batch before
-        the next step. RuntimeError where the batch ends meanwhile. Where a round is stuck, what holds the
-        session's steps is interrupted."""
+        """Continues each prompt, one after another, until the end of input. It waits for the loop and for the session, so a
+        client that stops reading stops only its own sequences. If it is cancelled, its sequences leave the batch before the
+        next step. RuntimeError if the batch ends meanwhile. If a round is stuck, the session's blocking steps are
+        interrupted."""
         async for prompt in session:
             if self._blocking:
                 states = await run_step(partial(self._model.open, prompt), limiter=self._opens, replaced=True)
@@ -218,7 +219,7 @@ class RollingBatch(Generic[S]):
                 out.popleft()
                 entry.ahead -= 1
                 if entry.ahead == self._ahead - 1:
-                    self._ring()  # it was parked
+                    self._ring()  # the sequence was parked
             if call.error is not None:
                 throw(call.take_error())
             if not call.left:
@@ -228,7 +229,7 @@ class RollingBatch(Generic[S]):
             await call.wait()
 
     def _end(self, call: _Call[S]) -> None:
-        """What is left of it leaves the batch before the next step."""
+        """Removes the call's remaining sequences from the batch before the next step."""
         for entry in call.entries:
             if not entry.over:
                 entry.over = self._stale = True
@@ -242,7 +243,7 @@ class RollingBatch(Generic[S]):
             trio.lowlevel.reschedule(task)
 
     def end(self) -> None:
-        """Sessions that still wait learn that nothing will come any more. For `rolling`."""
+        """Tells waiting sessions that nothing more will come. For `rolling`."""
         self._ended = True
         for call in self._calls:
             call.wake()
@@ -250,9 +251,9 @@ class RollingBatch(Generic[S]):
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serves the sessions until it is cancelled. For `rolling`; what it raises is the model's crash. At the end it
-        waits a little for the round that still runs, and closes every sequence. RoundStuck where a round does not come
-        back: then nothing is closed, for that round is still inside the model."""
+        """Serves the sessions until it is cancelled. For `rolling`. An exception is a crash of the model. At the end it
+        waits a little for a running round, and closes every sequence. RoundStuck if a round does not return: nothing is
+        closed then, because that round is still inside the model."""
         try:
             with self._loop:
                 await self._serve()
@@ -276,7 +277,7 @@ class RollingBatch(Generic[S]):
             self._deliver_all(await self._run(self._round))
 
     def _lose(self, why: str) -> None:
-        """A round is stuck. What it works on is the state of all sessions, and of those to come."""
+        """Ends the batch because a round is stuck: it works on the state of all sessions, and of later ones."""
         self._stuck = why
         for call in self._calls:
             call.holder.interrupt(why)
@@ -298,7 +299,7 @@ class RollingBatch(Generic[S]):
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _sweep(self) -> None:
-        """Takes out what is over."""
+        """Takes out sequences that are over."""
         if self._stale:
             self._stale = False
             self._closing.extend([entry for entry in (*self._prefilling, *self._running) if entry.over])
@@ -312,13 +313,14 @@ class RollingBatch(Generic[S]):
             (self._prefilling if entry.state.pending else self._running).append(entry)
 
     def _idle(self) -> bool:
-        """Whether a round would have nothing to do. Else any of the lists may have grown meanwhile, and ring."""
+        """True if a round would have nothing to do. A change of any of the lists rings the bell."""
         if self._closing or any(entry.ahead < self._ahead for entry in self._prefilling):
             return False
         return not any(entry.ahead < self._ahead and entry.call.begun for entry in self._running)
 
     def _round(self) -> list[tuple[_Entry[S], Advanced]]:
-        """In the model's thread, while the loop waits: sessions may come, go and send, but touch none of these lists."""
+        """Runs one round in the model's thread, while the loop waits. Sessions may come, go and send, but change none of the
+        lists."""
         self._close()
         results: list[tuple[_Entry[S], Advanced]] = []
         if self._prefilling:
@@ -341,13 +343,13 @@ class RollingBatch(Generic[S]):
             self._model.close(self._closing.popleft().state)
 
     def _close_all(self) -> None:
-        """After the last round, also one that was abandoned: the thread is free only then."""
+        """Closes all sequences, in the thread after the last round, which may be an abandoned one."""
         self._closing.extend((*self._prefilling, *self._running))
         self._prefilling, self._running = deque(), []
         self._close()
 
     def _prefill(self, results: list[tuple[_Entry[S], Advanced]]) -> None:
-        """Spends the budget, first on those that have waited longest since their last turn."""
+        """Spends the budget, first on the sequences whose last turn is oldest."""
         budget, unfinished, later = self._budget, [], []
         for entry in self._prefilling:
             if not budget or entry.ahead >= self._ahead or entry.over:
@@ -360,7 +362,7 @@ class RollingBatch(Generic[S]):
                 left = state.pending
                 if left >= before:
                     raise RuntimeError(f"prefill took none of {before} pending tokens")
-            except BaseException as e:  # sys.exit() too: a sequence is all that it can end
+            except BaseException as e:  # SystemExit too: a sequence can end only itself
                 if not is_failure(e):
                     raise
                 results.append((entry, contained(e)))
@@ -382,7 +384,7 @@ class RollingBatch(Generic[S]):
 
     def _deliver(self, entry: _Entry[S], result: Advanced) -> None:
         if isinstance(result, Exception):
-            detached(result, (ModelError,))  # a round's frames know these results
+            detached(result, (ModelError,))  # the frames of a round refer to these results
         if entry.over:
             return  # its session left during the round
         call = entry.call
@@ -416,21 +418,22 @@ async def rolling(
     prefill_budget: int = PREFILL_BUDGET,
     ahead: int = AHEAD,
 ) -> AsyncIterator[RollingBatch[S]]:
-    """Runs a step model, for the length of the block, as a model of text; a loader yields what this does.
+    """Runs a step model as a text model for the length of the block; a loader yields the result.
 
-    - `blocking`: its methods run in threads: rounds of `close`, `prefill` and `step` one at a time, `open` beside them.
-      False runs all of them on the event loop, which is right only for rounds of well under a millisecond.
+    - `blocking`: True runs its methods in threads: rounds of `close`, `prefill` and `step` one at a time, and `open` beside
+      them. False runs all of them on the event loop, which they block: use it only for rounds well under 1 ms.
     - `max_batch`: the most sequences in a step.
-    - `max_sequences`: the most that have a place, whether they are prefilled, stepped or parked: each may hold a cache.
-      More wait for a place, in the order in which they came.
-    - `prefill_budget`: the most tokens of prompts that are taken in between two steps, of all prompts together.
-    - `ahead`: the most messages of a sequence that its session has not sent yet. With 1 every step waits for the slowest of
-      its tokens; more lets a step run while those of the last one are sent.
+    - `max_sequences`: the most sequences with a place, whether prefilling, stepped or parked: each may hold a cache. Further
+    ones
+      wait for a place, in order of arrival.
+    - `prefill_budget`: the most prompt tokens that are taken in between two steps, of all prompts together.
+    - `ahead`: the most messages of a sequence that its session has not sent yet. With 1, every step waits for the slowest
+      session; with more, a step can run while the messages of the last one are sent.
 
-    An exception of `step` or `close` comes out of the block: the worker ends its sessions and decides when the model is
-    loaded again. So does RoundStuck, where a round in its thread runs longer than the model's `step_timeout`: sessions that
-    had prompts in the batch end of that, and no sequence is closed, since the round is still inside the model. Otherwise all
-    are closed at the end. ValueError for an option below 1, RuntimeError where the event loop is not Trio's.
+    An exception of `step` or `close` comes out of the block: the worker ends its sessions, and decides when the model is
+    loaded again. RoundStuck comes out if a round in its thread runs longer than the model's `step_timeout`: sessions with
+    prompts in the batch end, and no sequence is closed, because the round is still inside the model. Otherwise all are
+    closed at the end. ValueError for an option below 1, RuntimeError if the event loop is not Trio's.
     """
     check_trio("a rolling batch")
     batch = RollingBatch(

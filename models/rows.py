@@ -1,4 +1,4 @@
-"""Rows of several requests as one request, and the rows of its response as the response of each: pure."""
+"""Joins the rows of several requests into one request, and cuts its response into the response of each: pure functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from models.spec import ModelSpec, TensorSpec
 Array: TypeAlias = npt.NDArray[Any]
 
 _OF_THE_QUEUE = ("priority", "timeout")
-"""Parameters that say when a request runs and not what it is: a model whose requests are joined does not see them."""
-_WARM = 64 * 1024  # bytes from which on fresh memory costs more than it is worth
-_KEPT = 8  # blocks of memory that are used again
+"""Parameters that control the queue and not the model: a model whose requests are joined does not get them."""
+_WARM = 64 * 1024  # bytes from which on fresh memory is too expensive
+_KEPT = 8  # blocks of memory that are reused
 
 
 @final
 class Rows:
-    """How requests of one model are joined, and its responses cut."""
+    """Joins requests of one model, and cuts its responses."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._name, self._most = spec.name, spec.max_batch_size
@@ -33,8 +33,8 @@ class Rows:
         self._memory = _Memory()
 
     def key_of(self, request: InferRequest) -> Hashable:
-        """Equal for requests that may be joined; None for one that may not, as its tensors have no common number of rows,
-        or more than the model takes."""
+        """The key of a request; requests with equal keys may be joined. None for a request that may not be joined: its
+        tensors have no common number of rows, or more than the model accepts."""
         parts: list[Hashable] = []
         rows = rows_of(request)
         if rows > self._most:
@@ -55,8 +55,8 @@ class Rows:
         return (*parts, _told(_of_the_model(request.parameters)), tuple(request.outputs))
 
     def join(self, requests: Sequence[InferRequest], rows: int) -> InferRequest:
-        """One request of requests whose keys are equal, filled up to so many rows. One that is alone keeps its arrays; those
-        of several are copied into memory that is used again when nobody looks at it any more."""
+        """One request made of requests with equal keys, filled up to `rows` rows. A single request keeps its arrays. Those
+        of several are copied into memory that is reused once no one refers to it."""
         first = requests[0]
         parameters = _of_the_model(first.parameters)
         if len(requests) == 1 and rows == rows_of(first):
@@ -89,7 +89,8 @@ class Rows:
         return data
 
     def cut(self, response: InferResponse, requests: Sequence[InferRequest], rows: int) -> list[InferResponse]:
-        """The response of each, whose arrays are read-only views of its rows. ModelError where there are not so many."""
+        """The response of each request; its arrays are read-only views of its rows. ModelError if the number of rows is
+        wrong."""
         alone = len(requests) == 1 and rows == rows_of(requests[0])
         if not isinstance(response, InferResponse):
             raise TypeError(f"an infer call is answered with InferResponse, not {type(response).__name__}")
@@ -136,8 +137,8 @@ class Rows:
         return Tensor(name=tensor.name, data=data, datatype=tensor.datatype, parameters=tensor.parameters)
 
     def _own_sizes(self, spec: TensorSpec, data: Array, request: InferRequest, longest: tuple[int, ...]) -> Sequence[slice]:
-        """What of each further dimension of an output is a request's own. ModelError for an output that has not the
-        dimensions that its input was filled up to."""
+        """The slice of each further dimension of an output that belongs to a request. ModelError for an output whose
+        dimensions differ from those that its input was filled up to."""
         source, sizes = self._padded[spec.like], [slice(None)] * (data.ndim - 1)
         given = request[spec.like].shape
         for axis, of_input in zip(spec.variable, source.variable, strict=True):
@@ -157,7 +158,7 @@ def _bad_output(text: str) -> ModelError:
 
 
 def size_of(requests: Sequence[InferRequest]) -> tuple[int, int]:
-    """The bytes of the inputs of these requests, and how many of their elements are objects, or are to be."""
+    """The bytes of the inputs of these requests, and the number of their elements that are objects or become some."""
     size = objects = 0
     for request in requests:
         for tensor in request.inputs:
@@ -169,7 +170,7 @@ def size_of(requests: Sequence[InferRequest]) -> tuple[int, int]:
 
 
 def elements_of(message: InferRequest) -> tuple[int, int] | None:
-    """The number of elements of BYTES that become objects, and their bytes; None: there are none, or all are objects."""
+    """The number of BYTES elements that must become objects, and their bytes. None: there are none, or all are objects."""
     for tensor in message.inputs:
         if type(tensor) is BytesTensor:
             given = [one.given for one in message.inputs if type(one) is BytesTensor]
@@ -179,13 +180,13 @@ def elements_of(message: InferRequest) -> tuple[int, int] | None:
 
 
 def rows_of(request: InferRequest) -> int:
-    """How many rows the first input has."""
+    """The number of rows of the first input."""
     inputs = request.inputs
     return inputs[0].shape[0] if inputs and inputs[0].shape else 0
 
 
 def _told(parameters: Mapping[str, Parameter]) -> str:
-    """Parameters as a key: 1, 1.0, "1" and true are not the same to a model."""
+    """Parameters as a key: 1, 1.0, "1" and true are different to a model."""
     return repr(sorted(parameters.items())) if parameters else ""
 
 
@@ -201,8 +202,8 @@ def _filler(spec: TensorSpec) -> Any:
 
 @final
 class _Memory:
-    """Arrays in memory that was written to before: fresh memory costs ten times what filling it does. A block is free when
-    no array of it is left, whoever had it."""
+    """Provides arrays in memory that was used before: fresh memory costs ten times as much as filling it. A block is free
+    when no array in it is left, whoever had it."""
 
     def __init__(self) -> None:
         self._blocks: list[npt.NDArray[np.uint8]] = []
@@ -218,7 +219,7 @@ class _Memory:
         blocks = self._blocks
         for i in range(len(blocks)):
             if _references(blocks, i) == _FREE and size <= blocks[i].size <= 4 * size:
-                blocks.append(blocks.pop(i))  # the longest unused first
+                blocks.append(blocks.pop(i))  # the longest unused one comes first
                 return blocks[-1]
         del blocks[: len(blocks) - _KEPT + 1]
         blocks.append(np.empty(1 << (size - 1).bit_length(), np.uint8))
@@ -226,7 +227,7 @@ class _Memory:
 
 
 def _references(blocks: list[npt.NDArray[np.uint8]], i: int) -> int:
-    """How many there are to a block: each array of it is one more."""
+    """The number of references to a block: each array in it is one more."""
     return sys.getrefcount(blocks[i])
 
 

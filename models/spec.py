@@ -1,4 +1,4 @@
-"""What a gateway needs to know to serve a model: how to load it, which messages it speaks, how much of it runs at once."""
+"""The specification of a model for a gateway: how it is loaded, its messages, and how much of it runs at once."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from models.session import Call, Session
 
 
 class Model(Protocol):
-    """A model is called once a session and returns when it has nothing more to say.
+    """A model is called once for each session, and returns when it has nothing more to send.
 
-    One primitive for unary calls, server streams, client streams and duplex: receive from the session and send to it,
-    in any order; to read while writing, open a nursery. Returning with input unread is fine. An exception ends this
-    session alone: ModelError with its text, any other with an id.
+    This one interface serves unary calls, server streams, client streams and duplex: receive from the session and send to it
+    in any order. To read while writing, open a nursery. A model may return with unread input. An exception ends this session
+    alone: the client gets the text of a ModelError, and for any other an id.
     """
 
     def __call__(self, session: Session[Any, Any], /) -> Awaitable[None]: ...
 
 
 LOAD_TIMEOUT = 240.0
-"""Seconds that loading may take where nobody says."""
+"""The default limit for loading, in seconds."""
 
 Load: TypeAlias = Callable[[], AbstractAsyncContextManager[Model]]
 
 
 Warmup: TypeAlias = Sequence[Any] | Callable[[Model], Awaitable[None]]
-"""Messages, each the whole input of a call, such as a Prompt; or a function of the model's author, called with the model."""
+"""Messages, each the whole input of a call, such as a Prompt; or an author's function that is called with the model."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A declared input or output of a tensor model. ValueError for what v2 does not have."""
+    """A declared input or output of a tensor model. ValueError for properties that v2 does not have."""
 
     name: str
     datatype: str = ""
-    """The v2 name, such as FP32 or BYTES; empty: any."""
+    """The v2 name, such as FP32 or BYTES. Empty: any."""
     shape: tuple[int, ...] | None = None
-    """The size of each dimension, -1 where it varies; None: any number of dimensions. That of one item, without the batch
-    dimension, where the model has a `max_batch_size`."""
+    """The size of each dimension, -1 if it varies. None: any number of dimensions. If the model has a `max_batch_size`, it
+    is the shape of one item, without the batch dimension."""
     optional: bool = False
-    """Whether a request may come without this input."""
+    """True if a request may omit this input."""
     labels: tuple[str, ...] = ()
-    """For the classification of an output: the word for each index of the last dimension."""
+    """For the classification of an output: the name of each index of the last dimension."""
     pad: bool | int | float | str | None = None
-    """Of an input whose shape has a -1: requests that differ there may go together (`Batching`), filled up to the longest
-    of them with this value. None: only requests of one shape do."""
+    """For an input with a -1 in its shape: requests that differ there may be joined (`Batching`), filled up to the longest
+    with this value. None: only requests with equal shapes are joined."""
     like: str = ""
-    """Of an output whose shape has a -1: the input that has these dimensions too, in the same order. They are cut back to
-    what they are in each request alone."""
+    """For an output with a -1 in its shape: the input that has these dimensions too, in the same order. For each request,
+    they are cut back to its own size."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -83,12 +83,12 @@ class TensorSpec:
 
     @property
     def variable(self) -> tuple[int, ...]:
-        """Which of its dimensions vary."""
+        """The indexes of the dimensions that vary."""
         return tuple([axis for axis, size in enumerate(self.shape or ()) if size == -1])
 
 
 def _holds(datatype: str, value: bool | int | float | str) -> bool:
-    """Whether an element of this datatype is exactly that value, as near as floats are."""
+    """True if an element of this datatype can have that value, rounded for floats."""
     if datatype in ("BYTES", "BOOL"):
         return type(value) is (str if datatype == "BYTES" else bool)
     if type(value) not in (int, float):
@@ -103,31 +103,32 @@ def _holds(datatype: str, value: bool | int | float | str) -> bool:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How the gateway calls a tensor model with the rows of several requests at once: Triton's dynamic batcher.
+    """The batching of a tensor model's requests: Triton's dynamic batcher.
 
-    Requests go together whose inputs have the same names, datatypes and shapes but for the batch dimension, and whose
-    parameters and wanted outputs are the same; at most `max_batch_size` rows of them. `models.batching` has the rules.
-    ValueError where it contradicts itself.
+    Requests are joined if their inputs have the same names, datatypes and shapes apart from the batch dimension, and if
+    their parameters and requested outputs are equal; at most `max_batch_size` rows. `models.batching` has the rules.
+    ValueError if fields contradict each other.
     """
 
     max_delay: float = 0.0
-    """Seconds that the first request of a batch waits for others while the model is idle. 0: none, and a batch is what
-    has queued while the model was busy."""
+    """Seconds that the first request of a batch waits for others while the model is idle. 0: none, so a batch has the
+    requests that have queued while the model was busy."""
     preferred: tuple[int, ...] = ()
-    """Numbers of rows that go at once: as soon as the first requests of the queue have together exactly one of these, they
-    are a batch, of the largest such number, and those behind them wait for the next. If they make up none, they wait
-    for `max_delay`, or until the next one has no room."""
+    """Numbers of rows that start a batch at once. As soon as the first requests of the queue have exactly one of these
+    numbers, they are a batch, by the largest number that fits, and the others wait for the next. Otherwise they wait for
+    `max_delay`, or until the next request has no room."""
     pad_rows: bool = False
-    """Whether a batch is filled up to the next preferred number of rows, with copies of its last row."""
+    """True if a batch is filled up to the next preferred number of rows, with copies of its last row."""
     instances: int = 1
     """Batches that run at once."""
     retry: bool = True
-    """Whether the requests of a batch whose call raised are called again, each alone and once, so that only the bad one
-    fails. False, for a model that must not see a request twice: then all of them fail."""
+    """True if the requests of a batch whose call raised are called again, each alone and once, so that only the bad one
+    fails. Use False for a model that must not get a request twice: all of them fail then."""
     priority_levels: int = 0
-    """Requests may have a parameter `priority` from 1, which goes first, to this; 0: it is not looked at."""
+    """The number of priority levels: requests may have a parameter `priority` from 1, the first, to this. 0: it is
+    ignored."""
     default_priority: int = 0
-    """That of requests which say none, or one above the levels; 0: the last."""
+    """The priority of requests that have none, or one above the levels. 0: the last level."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_delay < float("inf"):
@@ -147,7 +148,7 @@ class Batching:
 
 @final
 class Shape(tuple[int, ...]):
-    """The shape of an array in an annotation, -1 where it varies: `Annotated[NDArray[np.float32], Shape(-1, 4)]`."""
+    """The shape of an array in an annotation, -1 if it varies: `Annotated[NDArray[np.float32], Shape(-1, 4)]`."""
 
     __slots__ = ()
 
@@ -156,7 +157,7 @@ class Shape(tuple[int, ...]):
 
 
 class Declaration(TypedDict, total=False):
-    """What a tensor model may declare of itself; the fields of `ModelSpec` have the meaning of each."""
+    """The fields of `ModelSpec` that a tensor model may declare itself."""
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
@@ -177,16 +178,16 @@ DECLARED: Mapping[str, tuple[type, ...]] = {
 """The names of a declaration, each with the types of its values."""
 
 MARK = "__model_declared__"
-"""The attribute of what `declare` has marked: a model of tensors, whatever its annotations leave out."""
+"""The attribute that `declare` sets: the object is a tensor model, even if annotations do not tell."""
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 def declare(**declared: Unpack[Declaration]) -> Callable[[C], C]:
-    """Declares the tensors of a function, a class or a loader, and how it takes requests, as attributes of it. They win
-    over what annotations say, and are enough where there are none: a function then takes arrays by the names of its
-    parameters, or the whole InferRequest where its one parameter is named `request` or as no declared input, or a session
-    where that is named `session`. TypeError for another name, or for a value of another type."""
+    """Declares the tensors of a function, a class or a loader, and its other request properties, as attributes. They take
+    precedence over annotations, and suffice without any. A function then takes arrays by the names of its parameters. If its
+    one parameter is named `request`, or unlike any declared input, it takes the whole InferRequest, and if that is named
+    `session`, a session. TypeError for an unknown name, or a value of the wrong type."""
     for name, value in declared.items():
         if name not in DECLARED:
             raise TypeError(f"declare has no {name[:60]!r}; it has: {', '.join(DECLARED)}")
@@ -205,12 +206,12 @@ def declare(**declared: Unpack[Declaration]) -> Callable[[C], C]:
 
 @final
 class Restart(enum.Enum):
-    """When a model is loaded again, in the words of OTP's supervisors."""
+    """The condition for loading a model again, in the terms of OTP's supervisors."""
 
     PERMANENT = "permanent"
     """Always."""
     TRANSIENT = "transient"
-    """After a crash; not when the context of its `load()` ended by itself, without an exception."""
+    """After a crash, but not if the context of its `load()` ended by itself without an exception."""
     TEMPORARY = "temporary"
     """Never."""
 
@@ -218,9 +219,9 @@ class Restart(enum.Enum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """OTP's rule: more than `intensity` crashes within `period` seconds and the model is given up; before that it
-    restarts after `backoff` seconds, doubled for each crash in the period, at most `backoff_max`. ValueError where it
-    contradicts itself."""
+    """OTP's rule: after more than `intensity` crashes within `period` seconds the model is given up. Before that it restarts
+    after `backoff` seconds, doubled for each crash in the period, at most `backoff_max`. ValueError if fields contradict
+    each other."""
 
     kind: Restart = Restart.PERMANENT
     intensity: int = 3
@@ -228,9 +229,9 @@ class RestartPolicy:
     backoff: float = 0.1
     backoff_max: float = 5.0
     jitter: float = 0.1
-    """The share of a wait, from 0 to 1, that chance may take off it: what crashed together is not loaded together."""
+    """The largest random part of a wait that is left out, from 0 to 1, so that models that crash together restart apart."""
     escalate: bool = False
-    """Whether the gateway drains and ends when this model is given up, instead of going on without it."""
+    """True if the gateway drains and ends when this model is given up. False: it goes on without the model."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.jitter <= 1:
@@ -244,9 +245,9 @@ class RestartPolicy:
 class ModelSpec:
     """A model as the gateway serves it.
 
-    `load` is an async context manager that yields the model: it is entered again after each crash, so state in it is
-    clean at each start, and background tasks live inside it. An exception out of it is the worker's crash.
-    `inputs` and `outputs` None: undeclared, anything is accepted. ValueError where it contradicts itself.
+    `load` is an async context manager that yields the model. It is entered again after each crash, so its state is new at
+    each start; background tasks live inside it. An exception out of it is a crash of the worker. None for `inputs` or
+    `outputs` means undeclared: any are accepted. ValueError if fields contradict each other.
     """
 
     name: str
@@ -257,74 +258,75 @@ class ModelSpec:
     version: str = "1"
     platform: str = "python"
     required: bool = True
-    """True: a server that is configured with it is ready only while it answers. A model that a client has loaded never
-    counts."""
+    """True: a server that is configured with this model is ready only while the model answers. A model that a client has
+    loaded never counts."""
     capacity: int = 64
     """Sessions at once."""
     queue: int = 1000
     """Sessions that may wait for a slot."""
     queue_timeout: float = 60.0
-    """Seconds that a session may wait for a slot; 0: as long as its own time allows."""
+    """Seconds that a session may wait for a slot. 0: as long as its own deadline allows."""
     party_share: int = 90
     """Percent of `capacity`, and of `queue`, that one party may hold: a key, a client's certificate, or else a connection.
-    Rounded up, and never all where there are two or more; 100: all."""
+    It is rounded up, but never to all if there are two or more. 100: all."""
     idle_when_wanted: float = 30.0
-    """Seconds for which a session may wait for its client, without a message in either direction, while others wait for a
-    slot; 0: as long as it likes."""
+    """Seconds that a session may wait for its client, without a message in either direction, while others wait for a slot.
+    0: no limit."""
     queue_bytes: int = 0
-    """Bytes that the bodies of the sessions that wait may hold together; 0: no bound of the model's own."""
+    """Bytes that the bodies of all waiting sessions may hold together. 0: no limit of the model's own."""
     body_bytes: int = 0
-    """Bytes that the bodies of the sessions that run may hold together; 0: no bound of the model's own."""
+    """Bytes that the bodies of all running sessions may hold together. 0: no limit of the model's own."""
     timeout: float = 0.0
-    """Seconds a session may last; 0: no limit."""
+    """Seconds a session may last. 0: no limit."""
     load_timeout: float = LOAD_TIMEOUT
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     warmup: Warmup = ()
-    """What it is called with each time it was loaded, before any client is served: see `models.spec`."""
+    """The calls to make each time after loading, before any client is served: see `warm_up`."""
     threads: int = 0
-    """Blocking steps at once; 0: `capacity`, at most 64."""
+    """Blocking steps at once. 0: `capacity`, at most 64."""
     step_timeout: float = 0.0
-    """Seconds a blocking step may run before it is stuck: then its session ends, and its place is somebody else's until its
-    thread returns. With a round of a rolling batch all its sessions end, and the model is loaded anew. 0: no limit."""
+    """Seconds a blocking step may run before it counts as stuck. Its session then ends, and another may use its place until
+    its thread returns. If a round of a rolling batch is stuck, all its sessions end, and the model is loaded again. 0: no
+    limit."""
     stop_within: float = 0.0
-    """Seconds in which the model, with its last blocking step, is to have returned once its session has ended. One that has
-    not is stuck. 0: no limit."""
+    """Seconds in which the model, with its last blocking step, must return once its session has ended. Otherwise it counts
+    as stuck. 0: no limit."""
     stuck_limit: int = 4
-    """Sessions that may be stuck at once; one more is a crash of the model."""
+    """Sessions that may be stuck at once. One more is a crash of the model."""
     many: bool = False
-    """Whether it stands for many models, and reads itself which of them a call is for."""
+    """True if it represents many models, and determines itself which of them a call is for."""
     memory: int = 0
-    """Bytes that the loaded model needs; 0: undeclared."""
+    """Bytes that the loaded model needs. 0: undeclared."""
     accepts: bool = False
-    """Whether the model itself calls `session.accept()`; before that, its errors are still HTTP errors."""
+    """True if the model itself calls `session.accept()`. Before that, its errors are still HTTP errors."""
     max_batch_size: int = 0
-    """Above 0 each tensor has a leading batch dimension, the same for all inputs of a request and at most this; 0: the
-    shapes are whole."""
+    """Above 0, each tensor has a leading batch dimension of at most this size, equal for all inputs of a request. 0: the
+    shapes are complete."""
     decoupled: bool = False
-    """Whether a request may have any number of responses, as those of a generator; else it has one."""
+    """True if a request may have any number of responses, as from a generator. False: it has one."""
     pieces: bool = False
-    """Whether the model asks for binary inputs as they arrive: then a request comes as several InferRequests, each with
-    some of the rows, and `last` on the final one."""
+    """True if the model asks for binary inputs as they arrive. A request then comes as several InferRequests, each with some
+    of the rows, and with `last` on the final one."""
     batching: Batching | None = None
-    """How rows of several requests go together, at most `max_batch_size` of them; None: one call is one request."""
+    """The batching of several requests' rows, at most `max_batch_size` of them. None: one call is one request."""
     parameters: frozenset[str] | None = None
-    """The GenerationParameters, by name, that a text model acts on, beside those that are the answer's form alone; None:
-    it does not say. `lmi.unsupported` decides what becomes of a request that gives another. With `stop_sequences` among
-    them the model ends its texts there itself; else the gateway does."""
+    """The GenerationParameters, by name, that a text model acts on, without those that only concern the form of the answer.
+    None: undeclared. `lmi.unsupported` decides what happens to a request with another one. If `stop_sequences` is in it, the
+    model ends its texts there itself; otherwise the gateway does."""
     max_new_tokens: int = 0
-    """The most tokens that a request may ask of a text model in a sequence, where that is below the server's ceiling; 0: as
-    many as the server allows."""
+    """The most tokens of a sequence that a request may ask of a text model, if that is below the server's limit. 0: the
+    server's limit."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """What the model's own serving.properties says of how it is served: `option.X` by the name X."""
+    """The options in the model's own serving.properties about how it is served: `option.X` by the name X."""
     chat_template: Callable[[Sequence[ChatMessage]], str] | None = None
-    """The prompt of a text model for a conversation; None: `models.chat.plain_template`."""
+    """Makes a text model's prompt for a conversation. None: `models.chat.plain_template`."""
     count_tokens: Callable[[str], int] | None = None
     """Counts a prompt's tokens, for a text model that can without generating; it is called in a thread. None: the number is
-    known only if the model says it while it generates (`Session.prompt_tokens`)."""
+    known only if the model tells it during the generation (`Session.prompt_tokens`)."""
     input_formatter: InputFormatter | None = None
     """Reads the requests of a text model at LMI's routes, in place of the schema."""
     output_formatter: OutputFormatter | None = None
-    """Writes its answers there."""
+    """Writes the answers of a text model at LMI's routes."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -397,7 +399,7 @@ class ModelSpec:
 
 
 Check: TypeAlias = Callable[[Any, Any], object]
-"""A function of a message and a model's answer to it, which raises if the answer is wrong."""
+"""A function of a message and a model's answer to it. It raises if the answer is wrong."""
 
 
 @final
@@ -406,13 +408,13 @@ class WarmupFailed(Exception):
 
 
 async def warm_up(model: Model, spec: ModelSpec, check: Check | None = None) -> None:
-    """Calls the model with each message of `spec.warmup`, in order and one at a time, each in a session of its own whose
-    dialect is `warmup`; what the model sends is dropped, once `check` has looked at it. A function there is awaited with the
-    model instead, and calls it as it likes.
+    """Calls the model with each message of `spec.warmup`, in order and one at a time, each in a separate session with the
+    dialect `warmup`. The model's messages are passed to `check` and dropped. If `spec.warmup` is a function, it is awaited
+    with the model instead, and makes its own calls.
 
-    WarmupFailed with the number of the call and what the model raised, or what is wrong with its answer; also where a model
-    of tensors gives none, unless it is decoupled. A model that reads on past its message has ended well. A model must not
-    wait here for a message that only a client would send. If this is cancelled, the model is.
+    WarmupFailed if the model raises, if its answer is wrong, and if a tensor model gives none, unless it is decoupled; it
+    has the number of the call. A model that reads on past its message has ended properly. A model must not wait here for a
+    message that only a client would send. If this is cancelled, the model is cancelled.
     """
     if not isinstance(spec.warmup, Sequence):
         try:
@@ -448,14 +450,14 @@ def _told(error: BaseException) -> str:
 
 @final
 class _OneMessage:
-    """A client that says one thing and takes all that it is told: of a text no more than a client would get."""
+    """A client that sends one message and takes all answers: of a text, only as much as a client would get."""
 
     def __init__(self, message: Any, check: Check | None) -> None:
         self._message, self._check = message, check
         self.exhausted = self.answered = False
         self.text = Continuations(message.parameters if isinstance(message, Prompt) else GenerationParameters())
         self.wrong: Exception | None = None
-        """The first exception of the check, even if the model has gone on after it."""
+        """The first exception of the check, even if the model went on after it."""
 
     @property
     def complete(self) -> bool:

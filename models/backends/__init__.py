@@ -1,1 +1,1 @@
-"""Models of other libraries, which are imported where one is loaded: each says which extra brings it."""
+"""Backends for models of other libraries. Each imports its library when a model is loaded, and names the needed extra."""

@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's `transformers`, as text models: loaded whole, stepped token by token."""
+"""Causal language models of Hugging Face's `transformers` as text models: loaded whole, stepped token by token."""
 
 from __future__ import annotations
 
@@ -25,39 +25,38 @@ from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, TopToken
 from models.session import Session
 
-# torch and transformers are optional and are imported where a model is loaded, so their objects have no types here:
+# torch and transformers are optional and imported when a model is loaded, so their objects have no types here.
 Torch: TypeAlias = Any
 Tensor: TypeAlias = Any
 Cache: TypeAlias = Any
 
 Step: TypeAlias = tuple[Token | Finish, ...]
-"""What one step has to send, perhaps nothing."""
+"""The messages of one step, possibly none."""
 
 MAX_TOP = 100
 MAX_TEXTS = 64
 MAX_TEXT_LENGTH = 1000
 MAX_KEPT_TOKENS = 65_536
-# Below it sampling is greedy, which dividing by it would be but for overflow: vLLM's limit (`_SAMPLING_EPS`).
+# Below it sampling is greedy, because division by it may overflow: vLLM's limit (`_SAMPLING_EPS`).
 MIN_TEMPERATURE = 1e-5
-# Tokens before a text that decide how it begins, such as whether with a space; vLLM looks at as many.
+# The tokens before a text that determine how it begins, for example with a space; vLLM uses as many.
 _CONTEXT = 6
 _UNFINISHED = "\ufffd"
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
-# A character of UTF-8 lacks its last byte after three; a decoder shows them as one U+FFFD or as one each.
+# An unfinished character of UTF-8 has at most three bytes; a decoder shows them as one U+FFFD, or as one for each.
 _MOST_UNFINISHED = 3
 
 
 @final
 class Transformers:
-    """A causal language model and its tokenizer (family TEXT), read from a directory that `save_pretrained` wrote, or from
-    the Hub by name. Making one blocks until both are loaded.
+    """A causal language model and its tokenizer (family TEXT), read from a directory that `save_pretrained` wrote, or by
+    name from the Hub. The constructor blocks until both are loaded.
 
-    Each forward pass, with the choice of a token that follows it, is a step in a thread, and the next begins when the
-    session has taken the token: a client that stops reading stops its generation, and one that leaves ends it after the
-    step that runs. `log_prob` is that of the model's own distribution, before bias, penalties, temperature and filters;
-    these are applied in the order of `transformers`. A request that the model cannot serve ends its session before
-    anything is sent for that prompt: with ContextLengthExceeded for a prompt that leaves no room, else with ModelError
-    (status 424).
+    Each forward pass, with the choice of the next token, is a step in a thread. The next step begins when the session has
+    taken the token. A client that stops reading therefore stops its generation, and one that leaves ends it after the
+    running step. `log_prob` is that of the model's own distribution, before bias, penalties, temperature and filters, which
+    are applied in the order of `transformers`. A request that the model cannot serve ends its session before anything is
+    sent for that prompt: with ContextLengthExceeded if the prompt leaves no room, otherwise with ModelError (status 424).
     """
 
     parameters: ClassVar[frozenset[str]] = frozenset(
@@ -68,7 +67,7 @@ class Transformers:
             "stop_token_ids", "temperature", "top_k", "top_n_tokens", "top_p", "truncate", "typical_p",
         }
     )  # fmt: skip
-    """The GenerationParameters that it acts on: all but those of beam search, and of the answer's form."""
+    """The GenerationParameters that it acts on: all except those of beam search and of the form of the answer."""
 
     def __init__(
         self,
@@ -82,14 +81,14 @@ class Transformers:
         prefill_chunk: int = 512,
         trust_remote_code: bool = False,
     ) -> None:
-        """`device` and `dtype` are torch's names ("cuda:0", "bfloat16"; "auto" is the dtype the weights are stored in).
-        `threads` steps run at once, of all sessions together, and another for each one that is stuck
-        (`ModelSpec.step_timeout`). `max_context` bounds prompt and output, in tokens, below what the model's positions
-        allow. `max_sequences` bounds `n` and `best_of`. A prompt is taken in passes of `prefill_chunk` tokens, between which
-        other sessions have their turn. `trust_remote_code` lets the directory bring its own Python code.
+        """`device` and `dtype` are torch's names ("cuda:0", "bfloat16"); "auto" is the dtype in which the weights are
+        stored. `threads` steps run at once, of all sessions together, and one more for each stuck step
+        (`ModelSpec.step_timeout`). `max_context` limits prompt and output, in tokens, below the model's own positions.
+        `max_sequences` limits `n` and `best_of`. A prompt is taken in by passes of `prefill_chunk` tokens, between which
+        other sessions can run. `trust_remote_code` lets the directory bring its own Python code.
 
-        ValueError for an option outside its range and for a model that keeps no state between steps; ImportError
-        where torch or transformers is not installed.
+        ValueError for an option outside its range, and for a model that keeps no state between steps. ImportError if torch
+        or transformers is not installed.
         """
         for name, value in (
             ("threads", threads), ("max_context", max_context), ("max_sequences", max_sequences),
@@ -103,8 +102,8 @@ class Transformers:
         self._chunk = prefill_chunk
 
     def close(self) -> None:
-        """Lets go of the model: its memory is free when the steps that still run have ended. Any later use raises
-        RuntimeError; a second call does nothing."""
+        """Releases the model: its memory is free when the running steps have ended. Any later use raises RuntimeError; a
+        second call does nothing."""
         self._loaded = None
 
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
@@ -119,12 +118,12 @@ class Transformers:
                         await session.send(message)
 
     def chat_template(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt for a conversation, by the tokenizer's own template; by `plain_template` where it has none.
-        ModelError (status 400) for messages that the template refuses."""
+        """The prompt for a conversation, by the tokenizer's own template, or by `plain_template` if it has none. ModelError
+        (status 400) for messages that the template refuses."""
         tokenizer = self._model().tokenizer
         if not tokenizer.chat_template:
             return plain_template(messages)
-        # "developer" is the later name of "system", which is the one that most templates know.
+        # "developer" is the newer name of "system", which most templates know.
         renamed = {} if "developer" in str(tokenizer.chat_template) else {"developer": "system"}
         turns = [_turn(message, renamed.get(message.role, message.role)) for message in messages]
         try:
@@ -134,11 +133,11 @@ class Transformers:
             raise ModelError(said, code="BadMessages", status=400) from None
 
     def count_tokens(self, text: str) -> int:
-        """The number of tokens that the model is given for a prompt."""
+        """The number of tokens that the model gets for a prompt."""
         return len(self._model().ids_of(text))
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """The tokens that the model continues. ContextLengthExceeded where they leave no room in the context, ModelError
+        """The tokens that the model continues. ContextLengthExceeded if they leave no room in the context, ModelError
         (status 424) for a parameter outside its range."""
         loaded, parameters = self._model(), prompt.parameters
         check(parameters, vocabulary=loaded.vocabulary, max_sequences=self._max_sequences)
@@ -149,11 +148,11 @@ class Transformers:
         return ids
 
     def generate(self, ids: Sequence[int], parameters: GenerationParameters) -> Generator[Step, None, None]:
-        """What is to be sent for a prompt of `prompt_ids`, step by step. Each step blocks for at most one forward pass, and
-        one generator may be advanced by several threads in turn.
+        """Yields the messages for a prompt of `prompt_ids`, step by step. Each step blocks for at most one forward pass.
+        Several threads may advance a generator in turn.
 
-        One sequence is sent as it is generated. Several (`n`, `best_of`) are generated one after another and sent when
-        all are complete, the one with the highest sum of log-probabilities first; greedy ones are all the same.
+        One sequence is sent as it is generated. Several (`n`, `best_of`) are generated one after another and sent when all
+        are complete, the one with the highest sum of log-probabilities first. Greedy ones are all equal.
         """
         loaded = self._model()
         most = loaded.room(ids, parameters)
@@ -189,7 +188,7 @@ async def load(
     prefill_chunk: int = 512,
     trust_remote_code: bool = False,
 ) -> AsyncIterator[Transformers]:
-    """Loads a model in a thread and closes it at the end of the context. The options are those of Transformers."""
+    """Loads a model in a thread, and closes it at the end of the context. The options are those of Transformers."""
     make = partial(
         Transformers,
         path,
@@ -209,7 +208,7 @@ async def load(
 
 
 def check(parameters: GenerationParameters, *, vocabulary: int, max_sequences: int) -> None:
-    """ModelError (status 424) names the first parameter outside its range. The ranges are vLLM's where it has one."""
+    """Raises ModelError (status 424) for the first parameter outside its range. The ranges are vLLM's if it has one."""
     p = parameters
     _require("temperature", p.temperature, "a finite number, at least 0", 0 <= p.temperature < math.inf)
     _require("repetition_penalty", p.repetition_penalty, "a number from 0.01 to 100", 0.01 <= p.repetition_penalty <= 100)
@@ -241,7 +240,7 @@ def _require(name: str, value: object, expected: str, holds: bool) -> None:
 
 
 def _kept(parameters: GenerationParameters) -> int:
-    """How many sequences are kept until it is known which are the best; 0 where each token is sent as it is made."""
+    """The number of sequences that are kept until the best are known. 0 if each token is sent as it is made."""
     count = max(parameters.n, parameters.best_of)
     if count == 1:
         return 0
@@ -258,7 +257,7 @@ def _turn(message: ChatMessage, role: str) -> dict[str, str]:
 
 
 def _prefill(loaded: _Loaded, ids: Sequence[int], chunk: int) -> Generator[Step, None, tuple[Tensor, Cache]]:
-    """The logits and the state after a prompt, a chunk of it each step."""
+    """The logits and the state after a prompt; each step takes one chunk of it."""
     logits = cache = None
     for start in range(0, len(ids), chunk):
         if start:
@@ -270,7 +269,7 @@ def _prefill(loaded: _Loaded, ids: Sequence[int], chunk: int) -> Generator[Step,
 def _reported_prefill(
     loaded: _Loaded, parameters: GenerationParameters, ids: Sequence[int], chunk: int
 ) -> Generator[Step, None, tuple[Tensor, Cache]]:
-    """The same, with the tokens of each chunk and what the model thought of them."""
+    """The logits and the state after a prompt; each step yields the tokens of one chunk with the model's predictions."""
     report = _PromptReport(loaded, parameters)
     cache: Cache = None
     for start in range(0, len(ids), chunk):
@@ -281,7 +280,7 @@ def _reported_prefill(
 
 
 def _best(continuation: _Continuation, logits: Tensor, cache: Cache, count: int) -> Generator[Step, None, None]:
-    """Nothing for each step, and at the end the best sequences, each whole."""
+    """Yields nothing for each step, and at the end the best sequences, each whole."""
     made: list[list[Token]] = []
     for number in range(1, count + 1):
         own = cache if number == count else copy.deepcopy(cache)  # a step adds to its cache
@@ -303,7 +302,7 @@ def _sum_of_log_probs(tokens: Sequence[Token]) -> float:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """A model with its tokenizer, and what their configurations say of it."""
+    """A model with its tokenizer, and the properties from their configurations."""
 
     torch: Torch
     library: Any
@@ -315,17 +314,17 @@ class _Loaded:
     special: frozenset[int]
     vocabulary: int
     bytes_of: Callable[[int], bytes]
-    """The bytes of a token, where they are known; else none."""
+    """Returns the bytes of a token, or none if they are unknown."""
     context: int | None
-    """The most tokens that prompt and output have together; None: no limit is known."""
+    """The most tokens of prompt and output together. None: no limit is known."""
     state: str
-    """What the argument is called, and the member of the answer, that has the state of a pass: `cache` in newer versions
-    of transformers, `past_key_values` in older ones, and in code that comes with a model."""
+    """The name of the argument, and of the answer's member, for the state of a pass: `cache` in newer versions of
+    transformers, `past_key_values` in older ones and in code that comes with a model."""
     last_only: bool
-    """Whether a pass can be told to compute the logits of the last position alone."""
+    """True if a pass can compute the logits of the last position alone."""
 
     def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> tuple[Tensor, Cache]:
-        """The logits after these tokens, a row for `every` one of them or for the last alone, and the state, which holds
+        """The logits after these tokens, a row for `every` one or only for the last, and the new state, which includes
         `cache` and may be the same object."""
         options: dict[str, Any] = {self.state: cache, "use_cache": True}
         if self.last_only and not every:
@@ -348,7 +347,7 @@ class _Loaded:
         return list(zip(found.indices.tolist(), map(_at_most_0, found.values.tolist()), strict=True))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The ids of a text; half of a surrogate pair, which is no character, counts as U+FFFD."""
+        """The ids of a text. A lone surrogate, which is not a character, counts as U+FFFD."""
         clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         with self.encoding:
             return list(self.tokenizer.encode(clean, add_special_tokens=special))
@@ -357,11 +356,11 @@ class _Loaded:
         """The ids of a prompt."""
         ids = self.encode(text, special=True)
         bos = self.tokenizer.bos_token_id
-        # a prompt that a chat template made begins with it already
+        # the prompt of a chat template begins with it already
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
     def prompt_ids(self, text: str, parameters: GenerationParameters) -> list[int]:
-        """The ids that the model is given. ContextLengthExceeded where they leave no room for a token that is asked for."""
+        """The ids that the model gets. ContextLengthExceeded if they leave no room for a requested token."""
         ids = self.ids_of(text)
         if parameters.truncate is not None:
             ids = ids[-parameters.truncate :]
@@ -376,12 +375,12 @@ class _Loaded:
         return ids
 
     def room(self, ids: Sequence[int], parameters: GenerationParameters) -> int:
-        """How many tokens may follow the prompt."""
+        """The number of tokens that may follow the prompt."""
         most = parameters.max_new_tokens
         return most if self.context is None else min(most, self.context - len(ids))
 
     def data_of(self, token: int, *, skip_special: bool = True) -> bytes:
-        """The bytes of a token, where they are known and are text; else none."""
+        """The bytes of a token, if they are known and are text; else none."""
         return b"" if skip_special and token in self.special else self.bytes_of(token)
 
     def decoder(self, parameters: GenerationParameters) -> Callable[[list[int]], str]:
@@ -390,7 +389,7 @@ class _Loaded:
 
 
 def _at_most_0(log_prob: float) -> float:
-    return min(0.0, log_prob)  # rounding may end above
+    return min(0.0, log_prob)  # rounding may give more
 
 
 def _load(path: str, device: str, dtype: str, max_context: int | None, trust_remote_code: bool) -> _Loaded:
@@ -430,8 +429,9 @@ def _load(path: str, device: str, dtype: str, max_context: int | None, trust_rem
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
-    """The bytes of each token, for tokenizers whose tokens may end within a character: those of bytes (GPT-2, Llama 3,
-    Qwen), and those that fall back to bytes for what they do not know (Llama 2). None for a token whose text says them."""
+    """A function that returns the bytes of a token, for tokenizers whose tokens may end inside a character: byte-level ones
+    (GPT-2, Llama 3, Qwen), and those that fall back to bytes for unknown text (Llama 2). It returns none for a token whose
+    text has its bytes."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     kinds = set() if decoder is None else _kinds_of(json.loads(decoder.__getstate__()))
     added = {token: str(about.content).encode() for token, about in tokenizer.added_tokens_decoder.items()}
@@ -452,19 +452,19 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
 
 
 def _kinds_of(decoder: dict[str, Any]) -> set[str]:
-    """The types of a decoder of `tokenizers`, and of those that it is made of."""
+    """The types of a decoder of `tokenizers`, and of its parts."""
     return {decoder["type"]}.union(*map(_kinds_of, decoder.get("decoders", ())))
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level vocabularies: GPT-2's `bytes_to_unicode`."""
+    """The characters that represent bytes in byte-level vocabularies: GPT-2's `bytes_to_unicode`."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
-    """The first that says something: what it generates with, the model, the tokenizer."""
+    """The end-of-sequence ids of the first of these that has any: the generation config, the model, the tokenizer."""
     for source in (model.generation_config, config, tokenizer):
         found = getattr(source, "eos_token_id", None)
         if found is not None:
@@ -482,10 +482,10 @@ class _Continuation:
         if parameters.seed is None:
             self._random.seed()
         else:
-            self._random.manual_seed(parameters.seed % 2**64)  # any integer of a client shall do
+            self._random.manual_seed(parameters.seed % 2**64)  # a client may send any integer
 
     def tokens(self, logits: Tensor, cache: Cache) -> Iterator[Token]:
-        """One sequence, from the logits and the state after the prompt; the last token says why it is the last."""
+        """Yields one sequence, from the logits and the state after the prompt. The last token has the reason of the end."""
         loaded, parameters = self._loaded, self.parameters
         choose = _Chooser(loaded, parameters, self._ids, None if _is_greedy(parameters) else self._random)
         data_of = partial(loaded.data_of, skip_special=parameters.skip_special_tokens)
@@ -547,19 +547,19 @@ def _top_tokens(
 
 @final
 class _PromptReport:
-    """The tokens of a prompt with what the model thought of each, from the logits of the one before it."""
+    """The tokens of a prompt with the model's prediction for each, from the logits of the token before it."""
 
     def __init__(self, loaded: _Loaded, parameters: GenerationParameters) -> None:
         self._loaded = loaded
         self._count = parameters.prompt_logprobs or 0
         self._text = Detokenizer(loaded.decoder(parameters), ())
         self.after: Tensor = None
-        """The logits after the last token; None before the first, which nothing predicts."""
+        """The logits after the last token. None before the first, which nothing predicts."""
 
     def tokens(self, ids: Sequence[int], logits: Tensor) -> tuple[Token, ...]:
         """The tokens of the next piece, which has a row of logits for each."""
         tokens = tuple([self._token(token, row) for token, row in zip(ids, logits, strict=True)])
-        self.after = self.after.clone()  # the other rows need not live on
+        self.after = self.after.clone()  # releases the other rows
         return tokens
 
     def _token(self, token: int, logits: Tensor) -> Token:
@@ -576,9 +576,9 @@ class _PromptReport:
 
 @final
 class _Chooser:
-    """Picks the tokens of one sequence: the best one, or one drawn by `random`, of what bias, penalties and filters leave.
+    """Chooses the tokens of one sequence: the best one, or one drawn by `random`, after bias, penalties and filters.
 
-    The order is that of transformers' `generate`, and so are the processors but for those that it has not.
+    The order is that of transformers' `generate`, and so are the processors, except those that it does not have.
     """
 
     def __init__(self, loaded: _Loaded, parameters: GenerationParameters, ids: Sequence[int], random: Any) -> None:
@@ -587,7 +587,7 @@ class _Chooser:
         self._ids = loaded.torch.tensor([list(ids)], device=device)
         self._made = 0
         self._counts: Tensor = None
-        """How often each token is in the output."""
+        """The number of times that each token is in the output."""
         bias = parameters.logit_bias
         self._biased = loaded.torch.tensor(list(bias), device=device, dtype=loaded.torch.long)
         self._bias = loaded.torch.tensor(list(bias.values()), device=device, dtype=loaded.torch.float32)
@@ -609,7 +609,7 @@ class _Chooser:
         return token
 
     def _own(self, logits: Tensor) -> Tensor:
-        """A copy of the logits with what transformers has no processors for."""
+        """A copy of the logits with the changes for which transformers has no processors."""
         parameters, scores = self._parameters, logits.to(self._torch.float32, copy=True)
         if self._counts is None:
             self._counts = self._torch.zeros_like(scores)
@@ -622,7 +622,7 @@ class _Chooser:
 
 
 def _processors(loaded: _Loaded, parameters: GenerationParameters, *, sampled: bool) -> Iterator[Any]:
-    """The processors of transformers that these parameters ask for, in the order of its `generate`."""
+    """The processors of transformers for these parameters, in the order of its `generate`."""
     p, library = parameters, loaded.library
     if p.repetition_penalty != 1:
         yield library.RepetitionPenaltyLogitsProcessor(p.repetition_penalty)
@@ -643,17 +643,17 @@ def _processors(loaded: _Loaded, parameters: GenerationParameters, *, sampled: b
 
 
 def _bad_ids(loaded: _Loaded, texts: Collection[str]) -> list[list[int]]:
-    """The token sequences of texts, each as it is and as a word that follows a space, which has other tokens."""
+    """The token sequences of texts, each as it is and as a word behind a space, which has other tokens."""
     found = [tuple(loaded.encode(space + text, special=False)) for text in texts for space in ("", " ")]
     return [list(ids) for ids in dict.fromkeys(found) if ids]
 
 
 @final
 class Detokenizer:
-    """Decodes token by token, and holds back the bytes of an unfinished character. The texts together are that of the
+    """Decodes token by token, and holds back the bytes of an unfinished character. All texts together are the text of the
     whole output as it follows the prompt `before`.
 
-    Only the last tokens are decoded again, with those before them, since how a token is written may depend on them.
+    Only the last tokens are decoded again, together with those before them, because the text of a token may depend on them.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int]) -> None:
@@ -662,7 +662,7 @@ class Detokenizer:
         self._begin()
 
     def _begin(self) -> None:
-        """All tokens so far have been told of: they are the context of those that follow."""
+        """Makes all tokens so far the context of the following ones: their text has been returned."""
         self._context, self._known, self._told = self._decode(self._ids), len(self._ids), 0
 
     def _text(self, ids: list[int]) -> str:
@@ -670,11 +670,11 @@ class Detokenizer:
         text = self._decode(ids)
         if text.startswith(self._context):
             return text[len(self._context) :]
-        # A decoder of single bytes (byte fallback) shows whole characters otherwise when unfinished ones follow.
+        # A decoder of single bytes (byte fallback) decodes whole characters differently if unfinished ones follow.
         return self._decode(ids[self._known :])
 
     def feed(self, token: int) -> str:
-        """What this token adds to the text, perhaps nothing."""
+        """The text that this token adds; it may be empty."""
         self._ids.append(token)
         text = self._text(self._ids)
         whole = _finished(text)
@@ -686,18 +686,18 @@ class Detokenizer:
         return added
 
     def would_add(self, token: int) -> str:
-        """What would be the text after this token and is not told yet; an unfinished character is U+FFFD."""
+        """The text after this token that has not been returned yet; an unfinished character is U+FFFD."""
         return self._text([*self._ids, token])[self._told :]
 
     def rest(self) -> str:
-        """What is still held back at the end: U+FFFD for an unfinished character, else nothing."""
+        """The held-back text at the end: U+FFFD for an unfinished character, else nothing."""
         held = self._text(self._ids)[self._told :]
         self._told += len(held)
         return held
 
 
 def _finished(text: str) -> str:
-    """The text without what may be the bytes of an unfinished character at its end."""
+    """The text without possible bytes of an unfinished character at its end."""
     end = len(text)
     while end and len(text) - end < _MOST_UNFINISHED and text[end - 1] == _UNFINISHED:
         end -= 1

@@ -1,1 +1,1 @@
-"""Small honest models used by the demo, the docs and the tests."""
+"""Small models without tricks, used by the demo, the docs and the tests."""

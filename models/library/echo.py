@@ -12,10 +12,10 @@ from models.session import Session
 class Echo:
     """Answers each part (family PARTS) with that part, at once and unchanged, until the end of input.
 
-    It holds one part: the next is taken when the last one had room to leave.
+    It holds one part at a time: it takes the next when the last one has been given to the wire.
     """
 
     async def __call__(self, session: Session[Part, Part]) -> None:
         async for part in session:
             await session.send(part)
-            del part  # many sessions are silent for long: none of them holds what it said last
+            del part  # an idle session must not keep its last part in memory

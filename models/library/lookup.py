@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers: an embedding, and the smallest model whose weights are a file."""
+"""Looks up rows of a table by number: an embedding, and the smallest model whose weights are a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_BYTES = 64 * 1024**2
 
 @final
 class Lookup:
-    """Answers INDEX, integers of any shape (family TENSOR), with ROWS: for each of them that row of the table.
+    """Answers INDEX, integers of any shape (family TENSOR), with ROWS: the row of the table for each of them.
 
-    `table` is a .npy file of at least one dimension, held in memory whole. ModelError with status 400 for other inputs, a
-    row that there is not, and an answer of more than 64 MiB.
+    `table` is a .npy file with at least one dimension; all of it is held in memory. ModelError with status 400 for other
+    inputs, a row that does not exist, and an answer of more than 64 MiB.
     """
 
     def __init__(self, table: Path) -> None:
@@ -29,7 +29,7 @@ class Lookup:
         self._table = rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
     async def __call__(self, session: Session[InferRequest, InferResponse]) -> None:
-        """One response a request, until the end of input."""
+        """Sends one response for each request, until the end of input."""
         async for request in session:
             rows = Tensor(name="ROWS", data=self._rows(request))
             await session.send(InferResponse(outputs=(rows,), id=request.id))

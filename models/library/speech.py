@@ -1,4 +1,4 @@
-"""Finds speech in audio while the audio still flows: energy over an adaptive noise floor, with hysteresis."""
+"""Finds speech in audio as it arrives: energy over an adaptive noise floor, with hysteresis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Samples: TypeAlias = npt.NDArray[np.int16]
 
 RATE = 16_000
 FRAME = 320
-"""Samples a frame: 20 ms, the usual span over which speech is taken as stationary."""
+"""Samples in a frame: 20 ms, the usual time in which speech is considered stationary."""
 FRAME_SECONDS = FRAME / RATE
 FULL_SCALE = 32768.0
 # 2 s of audio: 100 frames, about 0.3 ms of work between two checkpoints.
@@ -33,12 +33,13 @@ _FMT_LIMIT = 64
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorConfig:
-    """How to tell speech from noise. Decibels are over the noise floor unless they say dBFS; times are seconds.
+    """The parameters that distinguish speech from noise. Decibels are relative to the noise floor unless they are dBFS;
+    times are in seconds.
 
-    A frame `on_db` over the floor begins a segment, which is announced once it has lasted `min_speech`; it ends when
-    no frame was `off_db` over the floor for `hang_over`. The floor is the lowest level of the last `floor_window`,
-    between `floor_min_dbfs` and, until a window has passed, `floor_start_dbfs`. A beginning whose frames all lie
-    within `stationary_db` is noise that grew louder, and becomes the floor: no voice is that even.
+    A frame `on_db` over the floor begins a segment, which is announced once it has lasted `min_speech`. It ends when no
+    frame was `off_db` over the floor for `hang_over`. The floor is the lowest level of the last `floor_window`, at least
+    `floor_min_dbfs` and, until a window has passed, at most `floor_start_dbfs`. If all frames of a beginning are within
+    `stationary_db`, it is noise that grew louder, and becomes the floor: no voice is that even.
     """
 
     on_db: float = 10.0
@@ -62,7 +63,7 @@ class SpeechStart:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechEnd:
-    """The speech that began at `start` ended at `time`; `level_db` is its mean power in dBFS."""
+    """The speech that began at `start` ended at `time`. `level_db` is its mean power in dBFS."""
 
     time: float
     start: float
@@ -76,7 +77,7 @@ class SpeechEnd:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioEnd:
-    """The input is over: its length, how much of it was speech, in how many segments."""
+    """The input is over: its length, the time of speech in it, and the number of segments."""
 
     audio_seconds: float
     speech_seconds: float
@@ -88,8 +89,8 @@ Event: TypeAlias = SpeechStart | SpeechEnd | AudioEnd
 
 @final
 class NoiseFloor:
-    """The lowest level of the last frames: speech has gaps, and in a gap there is only noise (minimum statistics:
-    Martin 2001). It falls at once and rises when the window has passed, or when `reset` says so."""
+    """The lowest level of the last frames: speech has gaps, and a gap has only noise (minimum statistics: Martin 2001). It
+    falls at once, and rises when the window has passed, or by `reset`."""
 
     def __init__(self, frames: int, start: float, lowest: float) -> None:
         self._frames = frames
@@ -97,7 +98,7 @@ class NoiseFloor:
         self._minima = deque([(-1, start)])  # rising levels, so that the first is the minimum of the window
 
     def update(self, index: int, level: float) -> float:
-        """Takes the level of the frame `index` and returns the floor, in dBFS."""
+        """Takes the level of the frame `index`, and returns the floor in dBFS."""
         while self._minima and self._minima[-1][1] >= level:
             self._minima.pop()
         self._minima.append((index, level))
@@ -106,13 +107,13 @@ class NoiseFloor:
         return max(self._lowest, self._minima[0][1])
 
     def reset(self, index: int, level: float) -> None:
-        """Forgets the past: the floor is this level now."""
+        """Forgets earlier frames: the floor is this level now."""
         self._minima = deque([(index, level)])
 
 
 @dataclass(slots=True, kw_only=True)
 class _Segment:
-    """Speech, or what may become it: frame numbers, power sums and the range of levels."""
+    """Speech, or possible speech: frame numbers, power sums and the range of levels."""
 
     start: int
     last: int
@@ -141,8 +142,8 @@ class _Segment:
 
 @final
 class SegmentDetector:
-    """A pure state machine: samples in, events out, as soon as they are certain. However the same audio is cut into
-    pieces, the events are the same."""
+    """A pure state machine: samples in, events out, as soon as they are certain. The events do not depend on how the audio
+    is cut into pieces."""
 
     def __init__(self, config: DetectorConfig | None = None) -> None:
         self._config = config = config or DetectorConfig()
@@ -160,13 +161,13 @@ class SegmentDetector:
         whole = len(samples) // FRAME * FRAME
         self._rest = samples[whole:].copy()
         frames = samples[:whole].reshape(-1, FRAME).astype(np.float64)
-        # The variance, so that a constant offset is silence. Both sums are whole numbers below 2**53 and so exact.
+        # The variance, so that a constant offset is silence. Both sums are whole numbers below 2**53, and so exact.
         sums = frames.sum(axis=1)
         powers = (np.einsum("ij,ij->i", frames, frames) - sums * sums / FRAME) / FRAME
         return [event for power in powers.tolist() for event in self._frame(power)]
 
     def finish(self) -> list[Event]:
-        """The input is over: an open segment ends, then comes AudioEnd. Call it once, last."""
+        """Ends the input: an open segment ends, then comes AudioEnd. Call it once, last."""
         events: list[Event] = [*self._close()]
         seconds = (self._index * FRAME + len(self._rest)) / RATE
         speech = _seconds(self._speech_frames)
@@ -212,19 +213,19 @@ class SegmentDetector:
 
 @final
 class PcmReader:
-    """Bytes to samples: 16-bit little-endian, cut anywhere, with a WAV header at the very start checked and skipped.
+    """Converts bytes to samples: 16-bit little-endian, cut anywhere. A WAV header at the very start is checked and skipped.
 
-    ModelError (status 400) says what of the header is not 16 kHz mono 16-bit PCM.
+    ModelError (status 400) names the property of the header that is not 16 kHz mono 16-bit PCM.
     """
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._header = self._read_header()
         self._in_header = True
-        self._left: int | None = None  # bytes of the WAV's data chunk still to come; None: all that follows
+        self._left: int | None = None  # bytes of the WAV's data chunk that are still to come; None: all that follow
 
     def feed(self, data: bytes | bytearray | memoryview) -> Samples:
-        """The samples that are complete with these bytes; half a sample waits for its other half."""
+        """The samples that these bytes complete. Half a sample waits for its other half."""
         self._held += data
         self._in_header = self._in_header and next(self._header, False)
         if self._in_header:
@@ -236,11 +237,11 @@ class PcmReader:
         if self._left is not None:
             self._left -= size
             if self._left < 2:
-                self._held.clear()  # chunks behind the audio: tags, not sound
+                self._held.clear()  # chunks behind the audio are tags, not sound
         return samples
 
     def _read_header(self) -> Iterator[bool]:
-        """Yields True where it needs more bytes, and ends where the samples begin."""
+        """Yields True while it needs more bytes, and ends where the samples begin."""
         held = self._held
         while b"RIFF".startswith(held[:4]) and len(held) < 12:
             yield True
@@ -270,17 +271,17 @@ class PcmReader:
         if not described:
             raise _refused("header", "a fmt chunk before the data chunk", "none")
         del held[:8]
-        # A recorder that cannot know the length yet writes 0 or the largest number.
+        # A recorder that does not know the length yet writes 0 or the largest number.
         self._left = None if size in (0, 0xFFFFFFFF) else size
 
 
 @final
 class SpeechSegmenter:
-    """Answers audio (family PARTS) with the segments of speech in it, each event while the audio still flows.
+    """Answers audio (family PARTS) with the segments of speech in it, each event while the audio still arrives.
 
-    The parts are 16 kHz mono 16-bit little-endian PCM, cut anywhere, with or without a WAV header at the start; other
-    WAVs are refused with ModelError (status 400). Each event is one UTF8 part with one JSON object: `speech_start`,
-    `speech_end`, and `end` at the end of input. Nothing more is taken until the events have room to leave.
+    The parts are 16 kHz mono 16-bit little-endian PCM, cut anywhere, with or without a WAV header at the start. Other WAVs
+    are refused with ModelError (status 400). Each event is one UTF8 part with one JSON object: `speech_start`, `speech_end`,
+    and `end` at the end of input. No more input is taken until the events have room to be sent.
     """
 
     def __init__(self, config: DetectorConfig | None = None) -> None:
@@ -301,7 +302,7 @@ class SpeechSegmenter:
 
 
 def event_part(event: Event) -> Part:
-    """An event as the client sees it: a compact JSON object in a UTF8 part."""
+    """An event for the client: a compact JSON object in a UTF8 part."""
     match event:
         case SpeechStart():
             value: dict[str, object] = {"event": "speech_start", "time": event.time}
@@ -316,7 +317,7 @@ def event_part(event: Event) -> Part:
 
 def _check_format(fmt: bytearray) -> None:
     tag, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", fmt)
-    if tag == 0xFFFE and len(fmt) >= 26:  # WAVE_FORMAT_EXTENSIBLE: the real tag begins the sub-format GUID
+    if tag == 0xFFFE and len(fmt) >= 26:  # WAVE_FORMAT_EXTENSIBLE: the real tag is at the start of the sub-format GUID
         (tag,) = struct.unpack_from("<H", fmt, 24)
     for field, expected, got in (
         ("format tag", 1, tag),
@@ -341,5 +342,5 @@ def _seconds(frames: int) -> float:
 
 
 def _decibels(power: float) -> float:
-    """dBFS of a mean square; digital silence is -100."""
+    """The dBFS of a mean square; digital silence is -100."""
     return 10 * math.log10(max(power, 1e-10 * FULL_SCALE**2) / FULL_SCALE**2)

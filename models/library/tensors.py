@@ -1,4 +1,4 @@
-"""The two classic tensor models: identity, and add_sub, of which Triton's "simple" is one kind."""
+"""The two classic tensor models: identity, and add_sub, of which Triton's "simple" is a variant."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NUMERIC: Final = (
 
 
 async def identity(session: Session[InferRequest, InferResponse]) -> None:
-    """Answers each input with its own memory: INPUT0 comes back as OUTPUT0, INPUT1 as OUTPUT1, and a tensor of any
-    other name under that name. Any datatype and shape; one response a request, until the end of input. ModelError with
-    status 400 where two inputs would come back under one name."""
+    """Answers each input with its own memory: INPUT0 comes back as OUTPUT0, INPUT1 as OUTPUT1, and a tensor with any other
+    name under that name. Any datatype and shape; one response for each request, until the end of input. ModelError with
+    status 400 if two inputs would come back under one name."""
     async for request in session:
         outputs = [
             Tensor(name=output_name(tensor.name), data=tensor.data, datatype=tensor.datatype)
             if tensor.datatype != "BYTES"
-            # whose elements nobody has looked at: they stay the bytes that came
+            # its elements are not made: the received bytes are sent back
             else msgspec.structs.replace(tensor, name=output_name(tensor.name), parameters={})
             for tensor in request.inputs
         ]
@@ -47,15 +47,15 @@ def _pair(side: str, datatype: str, shape: tuple[int, ...] | None) -> tuple[Tens
 async def add_sub(session: Session[InferRequest, InferResponse]) -> None:
     """OUTPUT0 = INPUT0 + INPUT1 and OUTPUT1 = INPUT0 - INPUT1, elementwise; integers wrap around.
 
-    Both inputs have the same shape and the same numeric datatype, which the outputs share; anything else is a
-    ModelError with status 400. One response a request, until the end of input.
+    Both inputs must have the same shape and the same numeric datatype, which the outputs have too; otherwise ModelError with
+    status 400. One response for each request, until the end of input.
     """
     async for request in session:
         first, second = operands(request.inputs)
         outputs = []
         for name, operation in (("OUTPUT0", np.add), ("OUTPUT1", np.subtract)):
             data = np.empty_like(first.data)
-            with np.errstate(all="ignore"):  # an overflow gives infinity, as IEEE 754 says, not a warning
+            with np.errstate(all="ignore"):  # an overflow gives infinity, as in IEEE 754, without a warning
                 operation(first.data, second.data, out=data)
             outputs.append(Tensor(name=name, data=data, datatype=first.datatype))
         await session.send(InferResponse(outputs=requested(request, outputs), id=request.id))
@@ -69,7 +69,7 @@ simple: Final = spec_of(
 
 @functools.lru_cache(maxsize=256)
 def output_name(name: str) -> str:
-    """OUTPUTn for INPUTn, else the name itself."""
+    """OUTPUTn for INPUTn, otherwise the name itself."""
     number = name.removeprefix("INPUT")
     return f"OUTPUT{number}" if number != name and number.isdecimal() else name
 
@@ -90,7 +90,7 @@ def operands(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def requested(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
-    """The outputs that the request asks for, in its order; all where it names none."""
+    """The outputs that the request names, in its order; all if it names none."""
     if not request.outputs:
         return outputs
     by_name = {tensor.name: tensor for tensor in outputs}

@@ -287,8 +287,8 @@ def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
     """The binary data of an array, as buffers to write in order; none for an array without elements.
 
     It is the array's own memory if that is row-major and little-endian: the array must not change until it is written.
-    Otherwise, and for BYTES (elements `bytes` or `str`, the latter as UTF-8), it is a copy. BytesData are sent as they came.
-    V2Error with status 500 if the array is not of that datatype: nothing is cast.
+    Otherwise, and for BYTES (elements `bytes`, or `str` as UTF-8), it is a copy. BytesData are sent as they came. V2Error
+    with status 500 if the array is not of that datatype: nothing is cast.
     """
     if type(array) is BytesData:
         _check_dtype(array, datatype)

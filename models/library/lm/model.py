@@ -1,4 +1,4 @@
-"""A real language model that is small: a 5-gram with modified Kneser-Ney smoothing, in numpy, on byte-pair tokens."""
+"""A real but small language model: a 5-gram with modified Kneser-Ney smoothing, in numpy, on byte-pair tokens."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PARAMETERS = frozenset(
         "decoder_input_details", "top_n_tokens", "logprobs", "prompt_logprobs",
     )
 )  # fmt: skip
-"""The parameters that it acts on: all but those that are the answer's form alone."""
+"""The parameters that it acts on: all except those that only concern the form of the answer."""
 
-# A piece is at most 24 characters, merged in well under 0.1 ms; usually it is one look-up in a cache.
+# A piece has at most 24 characters, which are merged in well under 0.1 ms; most pieces are one look-up in a cache.
 _PIECES_PER_CHECKPOINT = 256
 # A token takes from 0.06 ms, greedy, to some 0.5 ms with every parameter; a piece of a search takes up to 0.2 ms.
 _TOKENS_PER_CHECKPOINT = 8
@@ -45,10 +45,10 @@ _PIECES_OF_SEARCH_PER_CHECKPOINT = 4
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The n-grams of one length as children of their first n - 1 tokens.
+    """The n-grams of one length, as children of their first n - 1 tokens.
 
-    The children of context `c` are the rows `start[c]` to `start[c + 1]`: `token` (ascending in each context) and
-    `gain`, the discounted share of the context's count. `rest[c]` is what the discount left for the shorter context.
+    The children of context `c` are the rows `start[c]` to `start[c + 1]`: `token` (ascending in each context) and `gain`,
+    the discounted share of the context's count. `rest[c]` is the mass that the discount leaves for the shorter context.
     """
 
     start: npt.NDArray[np.int32]
@@ -57,15 +57,15 @@ class Level:
     rest: Floats
 
     def find(self, context: int, token: int) -> int | None:
-        """The row of context + token, which is its context number on the next level."""
+        """The row of context + token, which is the number of this context on the next level."""
         first, end = self.start[context], self.start[context + 1]
         row = int(first + self.token[first:end].searchsorted(np.uint16(token)))
         return row if row < end and self.token[row] == token else None
 
 
 def level(fanout: Integers, token: npt.NDArray[np.uint16], count: Integers, discounts: Floats) -> Level:
-    """Makes a level of stored counts: `fanout` says how many children each context has, `discounts` what is taken
-    from the counts 0, 1, 2 and from all above (modified Kneser-Ney: Chen and Goodman 1998)."""
+    """Makes a level of stored counts. `fanout` has the number of children of each context, `discounts` the amounts
+    subtracted from the counts 0, 1, 2 and all above (modified Kneser-Ney: Chen and Goodman 1998)."""
     start = np.concatenate(([0], np.cumsum(fanout, dtype=np.int32)), dtype=np.int32)
     context = np.repeat(np.arange(len(fanout)), fanout)
     total = np.bincount(context, weights=count, minlength=len(fanout))
@@ -76,11 +76,11 @@ def level(fanout: Integers, token: npt.NDArray[np.uint16], count: Integers, disc
 
 @final
 class LanguageModel:
-    """Continues prompts (family TEXT) in the manner of the Python standard library's documentation strings.
+    """Continues prompts (family TEXT) in the style of the Python standard library's documentation strings.
 
-    One token costs a fraction of a millisecond, so it computes in the event loop and awaits every `send`: a client
-    that stops reading stops it at the next token. `log_prob` is the natural logarithm of the probability that the
-    model itself gives the token, before temperature, penalty and filters.
+    One token costs a fraction of a millisecond, so it computes on the event loop and awaits every `send`: a client that
+    stops reading stops it at the next token. `log_prob` is the natural logarithm of the model's own probability for the
+    token, before temperature, penalty and filters.
     """
 
     parameters = PARAMETERS | {"delay_ms"}
@@ -92,7 +92,7 @@ class LanguageModel:
 
     @classmethod
     def load(cls, path: Path | str | None = None) -> LanguageModel:
-        """Reads the tables that `scripts/train_lm.py` wrote; without a path the ones that are shipped."""
+        """Reads the tables that `scripts/train_lm.py` wrote; without a path, those of the package."""
         with np.load(TABLES if path is None else path, allow_pickle=False) as tables:
             tokenizer = Tokenizer((int(left), int(right)) for left, right in tables["merges"])
             discounts = tables["discounts"]
@@ -131,7 +131,7 @@ class LanguageModel:
         for length in range(1, len(recent) + 1):
             row = self._context(recent[-length:])
             if row is None:
-                break  # a context that was never seen has no longer one that was
+                break  # if a context was never seen, no longer one was
             at = self._levels[length - 1]
             first, end = at.start[row], at.start[row + 1]
             probabilities *= at.rest[row]
@@ -139,7 +139,7 @@ class LanguageModel:
         return np.log(probabilities)
 
     def _context(self, ids: Sequence[int]) -> int | None:
-        """The number of this context on its level, None if the training text never went on after it."""
+        """The number of this context on its level; None if the training text has no continuation of it."""
         row = ids[0]
         for at, token in zip(self._levels, ids[1:], strict=False):
             found = at.find(row, token)
@@ -149,17 +149,16 @@ class LanguageModel:
         return row
 
     def generate(self, prompt_ids: Sequence[int], parameters: GenerationParameters, sequence: int = 0) -> Iterator[Token]:
-        """The continuation, token by token; the last says why it is the last. Nothing where `max_new_tokens` is 0.
+        """Yields the continuation, token by token; the last one has the reason. Nothing if `max_new_tokens` is 0.
 
-        The scores are made in this order: logit_bias; min_length, ignore_eos_token and bad_sequences, which leave
-        tokens out; repetition_penalty (over prompt and output); presence_penalty and frequency_penalty (over the
-        output). `do_sample` False, or a temperature of 0, takes the token with the highest score. Else one is drawn,
-        after temperature, top_k (below 1: off), top_p, min_p and typical_p, in this order.
+        The scores are computed in this order: logit_bias; min_length, ignore_eos_token and bad_sequences, which exclude
+        tokens; repetition_penalty (over prompt and output); presence_penalty and frequency_penalty (over the output). If
+        `do_sample` is False, or the temperature 0, the token with the highest score is taken. Otherwise one is drawn after
+        temperature, top_k (below 1: off), top_p, min_p and typical_p, in this order.
 
-        The same seed gives the same text, and each `sequence` of it another one. What searches among several sequences
-        (n, best_of, num_beams) and what is about the prompt (truncate, decoder_input_details, prompt_logprobs) is not
-        looked at: the model does that where it is called with a session. ModelError (status 424) for a parameter
-        outside its range.
+        The same seed gives the same text, and a different one for each `sequence`. Parameters that compare several sequences
+        (n, best_of, num_beams) or concern the prompt (truncate, decoder_input_details, prompt_logprobs) are ignored here:
+        the model handles them when it is called with a session. ModelError (status 424) for a parameter outside its range.
         """
         check(parameters, len(self.tokenizer))
         bad = BadSequences(self.tokenizer, parameters.bad_sequences)
@@ -167,8 +166,8 @@ class LanguageModel:
         return self._tokens(prompt_ids, parameters, Chooser(parameters, processors, sequence), sequence)
 
     def prefill(self, prompt_ids: Sequence[int], top: int = 0) -> Iterator[Token]:
-        """The prompt's own tokens, as `decoder_input_details` asks for them, each with the `top` most probable ones in
-        its place: the first has no log-probability, and no others."""
+        """Yields the prompt's own tokens, as `decoder_input_details` asks for them, each with the `top` most probable ones
+        in its place. The first has neither a log-probability nor alternatives."""
         text = TextStream(self.tokenizer)
         for index, token in enumerate(prompt_ids):
             context = [EOS, *prompt_ids[max(0, index - len(self._levels)) : index]]
@@ -188,13 +187,13 @@ class LanguageModel:
     async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
         """Continues each prompt, one after another, until the end of input.
 
-        Of several sequences without a search (`n`, and `best_of` no greater) the tokens are sent as they are made, one
-        of each in turn. Those of a search (`best_of` greater than `n`, or `num_beams`) are sent when it is over: the
-        best sequence whole, then the next best.
+        If there are several sequences without a search (`n`, and `best_of` no greater), their tokens are sent as they are
+        made, one of each in turn. With a search (`best_of` greater than `n`, or `num_beams`), they are sent when it is over:
+        the best sequence as a whole, then the next best.
 
-        The extra parameter `delay_ms` (0 to 10000) pauses before each token but the first, to let a person watch a
-        stream. A prompt with a parameter outside its range ends the session with ModelError (status 424), before
-        anything is sent for it.
+        The extra parameter `delay_ms` (0 to 10000) pauses before each token but the first, so that a person can watch a
+        stream. A prompt with a parameter outside its range ends the session with ModelError (status 424) before anything is
+        sent for it.
         """
         async for prompt in session:
             parameters = prompt.parameters
@@ -264,7 +263,7 @@ class LanguageModel:
     def _told(
         self, ids: Sequence[int], parameters: GenerationParameters, chosen: Iterable[int], sequence: int
     ) -> Iterator[Token]:
-        """The messages of a sequence that is known, made once more: a search keeps no more of it than its ids."""
+        """The messages of a found sequence, made again: a search keeps only its ids."""
         known = iter(chosen)
         return self._tokens(ids, parameters, lambda _: next(known), sequence)
 
@@ -304,7 +303,7 @@ class LanguageModel:
         return bad
 
     async def _encode(self, text: str) -> array[int]:
-        """Encodes compactly and with a checkpoint now and then: a prompt may be as large as the gateway lets it be."""
+        """Encodes compactly and with regular checkpoints: a prompt may be as large as the gateway allows."""
         ids = array("H")
         for number, piece in enumerate(pieces(text)):
             if number % _PIECES_PER_CHECKPOINT == 0:

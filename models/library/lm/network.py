@@ -1,4 +1,4 @@
-"""The forward pass of a small transformer in numpy: many sequences in one pass, each with a cache of its own."""
+"""The forward pass of a small transformer in numpy: many sequences in one pass, each with its own cache."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-# The rows of a matrix product. BLAS rounds differently for another number of rows, and a sequence shall not depend on
-# how many others there are; in a block of 8 the place of a row makes no difference. A single row alone is dearer for it.
+# The rows of a matrix product. BLAS rounds differently for different numbers of rows, and a sequence must not depend on how
+# many others there are. In a block of 8 the position of a row makes no difference. A single row costs more this way.
 _BLOCK = 8
-# Weights are multiplied in panels of columns, each product of which OpenBLAS leaves to one thread (at most 65536 * 4
-# multiplications: its interface/gemm.c): dividing steps as small as these costs more than it gains, and far more where
-# other programs have the cores.
+# Weights are multiplied in panels of columns that are small enough for OpenBLAS to use one thread (at most 65536 * 4
+# multiplications: its interface/gemm.c). Dividing steps as small as these costs more than it gains, and far more if other
+# programs use the cores.
 _PRODUCT = 65536 * 4
 _EPSILON = np.float32(1e-6)
 
 
 @final
 class Cache:
-    """The keys and values of the last tokens of one sequence, on every layer. A window of them is looked at, and there is
-    room for as many again before those that are not are dropped."""
+    """The keys and values of the last tokens of one sequence, on every layer. Attention reads one window of them. There is
+    room for as many again, before those outside the window are dropped."""
 
     __slots__ = ("_kept", "filled", "pairs")
 
     def __init__(self, layers: int, window: int, width: int) -> None:
         """`width` is that of a key."""
         self.pairs: Floats = np.empty((layers, 2, 2 * window, width), np.float32)
-        """By layer, key or value, and place."""
+        """Indexed by layer, key or value, and place."""
         self.filled = 0
-        """How many places have been written."""
+        """The number of places that have been written."""
         self._kept = window - 1
 
     def reserve(self, tokens: int) -> None:
-        """Makes room for so many, at most a window and one."""
+        """Makes room for `tokens` tokens, at most a window and one."""
         if self.filled + tokens > self.pairs.shape[2]:
             first = self.filled - self._kept
             self.pairs[:, :, : self._kept] = self.pairs[:, :, first : self.filled].copy()
@@ -45,19 +45,19 @@ class Cache:
 
 @final
 class Network:
-    """Weights, and what they make of tokens.
+    """The weights, and the functions that apply them to tokens.
 
-    A token's embedding passes the layers: each adds what attention finds among the last `window` tokens, of which the
-    further ones count less (ALiBi: Press and others 2022), and what a two-layer perceptron with squared ReLU makes of
-    that. The heads have keys and values in common (Shazeer 2019), which makes a cache a quarter as large, and reading it.
-    Inputs are divided by their root mean square, products have no bias, and the output's weights are the embeddings.
+    A token's embedding passes through the layers. Each layer adds the result of attention over the last `window` tokens,
+    where farther ones count less (ALiBi: Press and others 2022), and then that of a two-layer perceptron with squared ReLU.
+    The heads share keys and values (Shazeer 2019), so a cache is a quarter as large, and as quick to read. Inputs are
+    divided by their root mean square, products have no bias, and the output uses the weights of the embeddings.
 
-    What a token has is a function of its own sequence alone, to the last bit: matrix products are done in blocks of rows
-    of one size, attention row by row.
+    The result for a token depends on its own sequence alone, to the last bit: matrix products are computed in blocks of rows
+    of one size, and attention row by row.
     """
 
     def __init__(self, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The arrays that `scripts/train_tlm.py` writes; ValueError where their shapes do not fit."""
+        """Takes the arrays that `scripts/train_tlm.py` writes. ValueError if their shapes do not fit."""
         embedding = weights["embedding"].astype(np.float32)
         self.vocabulary, self.width = embedding.shape
         self.heads, self.window = int(weights["heads"]), int(weights["window"])
@@ -74,36 +74,36 @@ class Network:
             [_matrix(weights, f"{name}{layer}", shape) for name, shape in shapes.items()] for layer in range(self.layers)
         ]
         for qkv, *_ in layers:
-            qkv[:, :width] *= np.float32(head**-0.5)  # of the queries, instead of every score
+            qkv[:, :width] *= np.float32(head**-0.5)  # scales the queries once, instead of every score
         self._layers = [[_panels(matrix) for matrix in matrices] for matrices in layers]
         self._embedding, self._unembedding = _normed(embedding), _panels(embedding.T)
         slopes = 2.0 ** (-8 * np.arange(1, self.heads + 1) / self.heads)
         self._bias: Floats = (slopes[:, None] * np.arange(1 - self.window, 1)).astype(np.float32)
-        """What is added to the scores of a head, the nearest token last."""
+        """The values added to the scores of a head, the nearest token last."""
 
     @property
     def reach(self) -> int:
-        """How many tokens, the last ones, can make a difference to what comes next."""
+        """The number of last tokens that can influence the next one."""
         return self.layers * (self.window - 1) + 1
 
     def cache(self) -> Cache:
-        """An empty one, for a sequence."""
+        """A new empty cache for a sequence."""
         return Cache(self.layers, self.window, self.width // self.heads)
 
     def log_probs(self, caches: Sequence[Cache], tokens: Sequence[int]) -> Floats:
-        """Takes in a token for each of these caches, in which one may occur up to `window` times, for tokens that follow
-        one another; the natural log-probabilities [row, token] of what comes after each."""
+        """Takes in a token for each of these caches. A cache may occur up to `window` times, for consecutive tokens. Returns
+        the natural log-probabilities [row, token] of the token after each."""
         logits = _product(self._passed(caches, tokens), self._unembedding)[: len(tokens)]
         logits -= logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return logits
 
     def take(self, caches: Sequence[Cache], tokens: Sequence[int]) -> None:
-        """Takes them in, when nobody asks what comes after them."""
+        """Takes tokens in without computing what comes after them."""
         self._passed(caches, tokens)
 
     def _passed(self, caches: Sequence[Cache], tokens: Sequence[int]) -> Floats:
-        """The rows that the last layer leaves, divided by their root mean square; rows of zeros fill the last block."""
+        """The output of the last layer, divided by its root mean square. Rows of zeros fill the last block."""
         rows, width, heads, window = len(tokens), self.width, self.heads, self.window
         places = _places(caches)
         spans = [(row, place, max(0, place + 1 - window)) for row, place in enumerate(places)]
@@ -141,7 +141,7 @@ def _matrix(weights: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int
 
 
 def _panels(matrix: Floats) -> Floats:
-    """[panel, row, column]"""
+    """The matrix as an array [panel, row, column]."""
     rows, columns = matrix.shape
     most = max(1, _PRODUCT // (_BLOCK * rows))
     wide = max(width for width in range(1, most + 1) if columns % width == 0)
@@ -149,7 +149,7 @@ def _panels(matrix: Floats) -> Floats:
 
 
 def _places(caches: Sequence[Cache]) -> list[int]:
-    """Where in its cache each row's key and value go."""
+    """The place of each row's key and value in its cache."""
     counts: dict[Cache, int] = {}
     for cache in caches:
         counts[cache] = counts.get(cache, 0) + 1
@@ -170,7 +170,7 @@ def _normed(x: Floats) -> Floats:
 
 
 def _product(x: Floats, panels: Floats) -> Floats:
-    """Block by block of rows, panel by panel."""
+    """The product, computed by blocks of rows and by panels."""
     count, _, wide = panels.shape
     product = np.empty((len(x), count * wide), np.float32)
     blocks = product.reshape(-1, _BLOCK, count, wide).transpose(0, 2, 1, 3)

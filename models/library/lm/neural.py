@@ -25,12 +25,12 @@ from models.rolling import AHEAD, MAX_BATCH, MAX_SEQUENCES, PREFILL_BUDGET, Adva
 
 WEIGHTS = Path(__file__).parents[1] / "data" / "tlm.npz"
 PARAMETERS = model.PARAMETERS - {"best_of", "num_beams", "length_penalty", "early_stopping"}
-"""The parameters that it acts on: those of the n-gram model, but for what compares sequences when they are complete."""
+"""The parameters that it acts on: those of the n-gram model without those that compare complete sequences."""
 
 
 @final
 class Continuation:
-    """One sequence: what is not taken in yet of its prompt, its cache, and what chooses and tells its tokens."""
+    """The state of one sequence: the rest of its prompt, its cache, the chooser and the output of its tokens."""
 
     __slots__ = (
         "cache", "choose", "feed", "number", "output", "pending", "prefix", "prompt_tokens", "reported", "skip_special",
@@ -46,29 +46,29 @@ class Continuation:
         self.skip_special = parameters.skip_special_tokens
         self.top = max(parameters.top_n_tokens, parameters.logprobs or 0)
         self.reported: int | None = None
-        """How many of the most probable tokens are told in each place of the prompt; None: the prompt is not told."""
+        """The number of most probable tokens to report in each place of the prompt. None: the prompt is not reported."""
         if number == 0 and (parameters.decoder_input_details or parameters.prompt_logprobs is not None):
             self.reported = parameters.prompt_logprobs or 0
         every = [EOS, *ids]
-        # what is further back makes no difference, and is taken in only where it is to be told
+        # tokens farther back make no difference, and are taken in only if they must be reported
         self.feed = deque(every if self.reported is not None else every[-reach:])
-        """Tokens that the network has not taken in; a step takes the last of them."""
+        """Tokens that the network has not taken in. A step takes the last of them."""
         self.pending = len(self.feed) - 1 if self.wanted or self.reported is not None else 0
         self.cache: Cache | None = None
         self.choose = Chooser(parameters, processors, number)
         self.output = Output(tokenizer, parameters)
         self.prefix: TextStream | None = None
-        """The text of the prompt so far, while it is told."""
+        """The text of the prompt so far, while the prompt is reported."""
 
 
 @final
 class TransformerModel:
-    """Continues prompts in the manner of the Python standard library's documentation strings, all of them in one pass a
-    token (a `models.rolling.StepModel`).
+    """Continues prompts in the style of the Python standard library's documentation strings, with one pass over all
+    sequences for each token (a `models.rolling.StepModel`).
 
-    `log_prob` is the natural logarithm of the probability that the model itself gives the token, before temperature,
-    penalties and filters. Scores and choices are those of `models.library.lm`, and a seed gives one text, whatever
-    else is in the batch.
+    `log_prob` is the natural logarithm of the model's own probability for the token, before temperature, penalties and
+    filters. Scores and choices are those of `models.library.lm`, and a seed always gives the same text, whatever else is in
+    the batch.
     """
 
     parameters: ClassVar[frozenset[str]] = PARAMETERS
@@ -76,11 +76,11 @@ class TransformerModel:
     def __init__(self, tokenizer: Tokenizer, network: Network) -> None:
         self.tokenizer, self.network = tokenizer, network
         self.caches = 0
-        """How many sequences have one now."""
+        """The number of sequences that have a cache now."""
 
     @classmethod
     def load(cls, path: Path | str | None = None) -> TransformerModel:
-        """Reads the weights that `scripts/train_tlm.py` wrote; without a path the ones that are shipped."""
+        """Reads the weights that `scripts/train_tlm.py` wrote; without a path, those of the package."""
         with np.load(WEIGHTS if path is None else path, allow_pickle=False) as weights:
             tokenizer = Tokenizer((int(left), int(right)) for left, right in weights["merges"])
             return cls(tokenizer, Network(weights))
@@ -90,7 +90,7 @@ class TransformerModel:
         return len(self.tokenizer.encode(text))
 
     def open(self, prompt: Prompt) -> list[Continuation]:
-        """`n` sequences. ModelError (status 424) for a parameter outside its range."""
+        """Opens `n` sequences. ModelError (status 424) for a parameter outside its range."""
         parameters = prompt.parameters
         check(structs.replace(parameters, best_of=1, num_beams=1), len(self.tokenizer))
         ids = self.tokenizer.encode(prompt.text)
@@ -104,7 +104,7 @@ class TransformerModel:
         ]
 
     def prefill(self, sequence: Continuation, at_most: int) -> list[Token]:
-        """Takes in so many of the prompt's tokens, and tells them where that is asked for."""
+        """Takes in at most `at_most` of the prompt's tokens, and reports them if requested."""
         cache, told = self._cache(sequence), []
         while at_most and sequence.pending:
             count = min(at_most, sequence.pending, self.network.window)
@@ -119,7 +119,7 @@ class TransformerModel:
         return told
 
     def step(self, sequences: Sequence[Continuation]) -> list[Advanced]:
-        """One token of each."""
+        """Makes one token of each sequence."""
         stepped = [sequence for sequence in sequences if sequence.wanted]
         made = iter(())
         if stepped:
@@ -128,7 +128,7 @@ class TransformerModel:
         return [self._next(sequence, next(made)) if sequence.wanted else self._nothing(sequence) for sequence in sequences]
 
     def close(self, sequence: Continuation) -> None:
-        """Its cache is free."""
+        """Frees its cache."""
         self.caches -= sequence.cache is not None
         sequence.cache = None
 
@@ -159,7 +159,8 @@ class TransformerModel:
         return Finish(reason=FinishReason.LENGTH, sequence=sequence.number)
 
     def _prompt_tokens(self, sequence: Continuation, ids: Sequence[int], log_probs: Floats) -> list[Token]:
-        """What the network thought of these tokens of the prompt before it took them in; of the first it thinks nothing."""
+        """The network's predictions for these tokens of the prompt before it took them in. It has none for the first
+        token."""
         told = []
         for token, row in zip(ids, log_probs.astype(np.float64), strict=True):
             first = sequence.prefix is None
@@ -185,7 +186,7 @@ async def load(
     prefill_budget: int = PREFILL_BUDGET,
     ahead: int = AHEAD,
 ) -> AsyncIterator[RollingBatch[Continuation]]:
-    """The model on a rolling batch, loaded in a thread. The options are those of `models.rolling.rolling`."""
+    """Runs the model on a rolling batch; it is loaded in a thread. The options are those of `models.rolling.rolling`."""
     model = await run_step(partial(TransformerModel.load, path), limiter=trio.CapacityLimiter(1))
     async with rolling(
         model, max_batch=max_batch, max_sequences=max_sequences, prefill_budget=prefill_budget, ahead=ahead

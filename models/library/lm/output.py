@@ -1,4 +1,4 @@
-"""What is told of a sequence as its tokens come: the text of each, where it ends and why, the most probable in its place."""
+"""The output of a sequence as its tokens come: the text of each, the end and its reason, and the most probable tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from models.library.lm.tokenizer import EOS, TextStream, Tokenizer
 from models.messages import FinishReason, GenerationParameters, TopToken
 
 EOS_TEXT = "<eos>"
-"""What the end of sequence looks like where special tokens are not skipped."""
+"""The text of the end-of-sequence token, if special tokens are not skipped."""
 
 
 def top_tokens(tokenizer: Tokenizer, log_probs: Floats, count: int, *, skip_special: bool = True) -> tuple[TopToken, ...]:
-    """The most probable tokens, each with the text that it has alone."""
+    """The most probable tokens, each with its text when decoded alone."""
     if not count:
         return ()
     return tuple(
@@ -31,10 +31,10 @@ def top_tokens(tokenizer: Tokenizer, log_probs: Floats, count: int, *, skip_spec
 
 @final
 class Output:
-    """What each token adds to the text, in the order that they are generated.
+    """Computes what each token adds to the text, in the order in which tokens are generated.
 
-    Without `include_stop_str_in_output` text that may be the beginning of a stop sequence is held back until it is
-    known not to be one: it comes with a later token, at the latest with the last.
+    Without `include_stop_str_in_output`, text that may begin a stop sequence is held back until it is known not to: it comes
+    with a later token, at the latest with the last.
     """
 
     __slots__ = ("_begun", "_number", "_parameters", "_stop_ids", "_stops", "_text")
@@ -50,7 +50,7 @@ class Output:
         self._begun = False
 
     def fork(self) -> Output:
-        """Another output that has come as far as this one."""
+        """A copy in the same state."""
         copy = object.__new__(Output)
         copy._parameters, copy._stop_ids = self._parameters, self._stop_ids
         copy._text = self._text.fork()
@@ -60,11 +60,11 @@ class Output:
 
     @property
     def stop(self) -> str:
-        """The stop sequence that has ended the text; empty while none has."""
+        """The stop sequence that has ended the text; empty before."""
         return "" if self._stops is None else self._stops.met or ""
 
     def add(self, token: int) -> tuple[str, FinishReason | None]:
-        """What the token adds to the text that may be shown, and why it is the last, if it is."""
+        """The text that the token adds and that may be shown, and the reason if it is the last token."""
         self._number += 1
         if token == EOS:
             added = self._released("", last=True)

@@ -1,4 +1,4 @@
-"""The ranges of the language model's parameters, and the bounds that keep a request's cost small."""
+"""The ranges of the language model's parameters, and the limits that keep a request's cost small."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from models.messages import GenerationParameters
 
 MAX_DELAY_MS = 10_000
 MAX_TEXTS = 64
-"""Stop sequences, and bad sequences: each token is searched for all of them."""
+"""The most stop sequences, and the most bad sequences: each token is searched for all of them."""
 MAX_TEXT_LENGTH = 1000
 MAX_SEQUENCES = 64
 MAX_TOP = 100
 MAX_KEPT_TOKENS = 65_536
-"""What a search may keep until it knows which sequences are the best: `max_new_tokens` times how many it follows."""
+"""The most tokens that a search keeps until it knows the best sequences: `max_new_tokens` times the followed sequences."""
 
 
 def check(parameters: GenerationParameters, vocabulary: int) -> None:
-    """ModelError (status 424) names the first parameter outside its range; token ids are those below `vocabulary`."""
+    """Raises ModelError (status 424) for the first parameter outside its range. Token ids must be below `vocabulary`."""
     _check_choice(parameters)
     _check_tokens(parameters, vocabulary)
     _check_ends(parameters)
@@ -26,7 +26,7 @@ def check(parameters: GenerationParameters, vocabulary: int) -> None:
 
 
 def delay_seconds(parameters: GenerationParameters) -> float:
-    """The extra parameter `delay_ms` in seconds, 0 without it; ModelError (status 424) unless it is 0 to 10000."""
+    """The extra parameter `delay_ms` in seconds, 0 without it. ModelError (status 424) unless it is 0 to 10000."""
     delay = parameters.extra.get("delay_ms", 0)
     number = isinstance(delay, int | float) and not isinstance(delay, bool)
     _require("delay_ms", delay, f"a number from 0 to {MAX_DELAY_MS}", number and 0 <= delay <= MAX_DELAY_MS)
@@ -71,10 +71,10 @@ def _check_sequences(given: GenerationParameters) -> None:
         followed = "num_beams"
         _range("length_penalty", given.length_penalty, -10, 10)
         _require("n", given.n, f"at most num_beams, which is {given.num_beams}", given.n <= given.num_beams)
-        # As vLLM, which takes no temperature with beams: to sample among them is another algorithm.
+        # As in vLLM, which accepts no temperature with beams: sampling among them is another algorithm.
         _require("do_sample", True, "false with num_beams above 1", not given.do_sample)
     elif given.best_of <= given.n:
-        return  # nothing is kept: tokens are sent as they are made
+        return  # nothing is kept, because tokens are sent as they are made
     many = getattr(given, followed)
     product = f"{given.max_new_tokens} * {many}"
     expected = f"max_new_tokens * {followed} of at most {MAX_KEPT_TOKENS}"

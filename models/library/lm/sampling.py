@@ -1,4 +1,4 @@
-"""Chooses the next token of a sequence: what changes the scores, what leaves tokens out, and the draw."""
+"""Chooses the next token of a sequence: changes scores, excludes tokens, and draws."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from models.messages import GenerationParameters, utf8
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
-# So many hold the token that is drawn nine times in ten, and are found in a tenth of the time that sorting all takes.
+# These tokens include the drawn one nine times in ten, and are found in a tenth of the time that sorting all takes.
 _FEW = 256
 
 
 def best(scores: Floats, count: int) -> Integers:
-    """The ids of the `count` highest scores, the best first and equal ones in the order of ids, so that a seed means
-    the same text everywhere."""
+    """The ids of the `count` highest scores, the best first. Equal scores are ordered by id, so that a seed gives the same
+    text everywhere."""
     if count >= len(scores):
         return np.argsort(-scores, kind="stable")
     least = np.partition(scores, len(scores) - count)[len(scores) - count]
@@ -31,20 +31,20 @@ def best(scores: Floats, count: int) -> Integers:
 
 
 def random_of(seed: int | None, sequence: int) -> np.random.Generator:
-    """The random numbers of one sequence of a request; those of the first are what a request for one alone has."""
+    """The random numbers of one sequence of a request. Those of the first equal those of a request for a single sequence."""
     if seed is None:
         return np.random.Generator(np.random.PCG64())
-    # A SeedSequence takes no negative seed; any integer of the client shall do, so it counts modulo 2**64.
+    # A SeedSequence accepts no negative seed, but a client may send any integer, so it counts modulo 2**64.
     key = (sequence,) if sequence else ()
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed % 2**64, spawn_key=key)))
 
 
 @final
 class BadSequences:
-    """Which tokens would complete a text that must not be generated.
+    """Finds the tokens that would complete a text that must not be generated.
 
-    A text is its UTF-8 bytes, looked for in the bytes of the generated tokens wherever their borders are; the prompt is
-    not looked at. (A replacement character that only stands for stray bytes is therefore not found.)
+    A text is searched as UTF-8 bytes in the bytes of the generated tokens, across their borders; the prompt is not searched.
+    (A replacement character that only represents invalid bytes is therefore not found.)
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Iterable[str] = ()) -> None:
@@ -59,14 +59,14 @@ class BadSequences:
         return len(self._words)
 
     def add(self, text: str) -> None:
-        """One more; it looks at the whole vocabulary, which takes a fraction of a millisecond."""
+        """Adds a text. It searches the whole vocabulary, which takes a fraction of a millisecond."""
         word = utf8(text)
         self._words.append(word)
         self._matchers.append(Matcher(word))
         self._whole.update(self._tokenizer.containing(word))
 
     def forbidden(self, matched: Sequence[int]) -> list[int]:
-        """The tokens that complete one, after an output that ends with so much of each."""
+        """The tokens that complete a text after an output whose end matches this much of each."""
         tokens = [*self._whole]
         for word, matcher, length in zip(self._words, self._matchers, matched, strict=True):
             for begun in matcher.lengths(length):
@@ -74,7 +74,7 @@ class BadSequences:
         return tokens
 
     def after(self, matched: Sequence[int], token: int) -> list[int]:
-        """How much of each the output ends with when the token, which is not forbidden, is added."""
+        """How much of each text the end of the output matches after this token, which must not be forbidden."""
         lengths = [*matched]
         for byte in self._tokenizer.bytes_of(token):
             for index, matcher in enumerate(self._matchers):
@@ -84,9 +84,9 @@ class BadSequences:
 
 @final
 class Processors:
-    """Changes the scores of one sequence's next token, in this order: `logit_bias`; then `min_length`,
-    `ignore_eos_token` and `bad_sequences`, which leave tokens out; `repetition_penalty`, of tokens in the prompt and
-    the output; `presence_penalty` and `frequency_penalty`, of those in the output."""
+    """Changes the scores of one sequence's next token, in this order: `logit_bias`; then `min_length`, `ignore_eos_token`
+    and `bad_sequences`, which exclude tokens; `repetition_penalty`, for tokens in the prompt and the output;
+    `presence_penalty` and `frequency_penalty`, for tokens in the output."""
 
     __slots__ = ("_bad", "_bias", "_biased", "_counts", "_length", "_matched", "_parameters", "_seen", "active")
 
@@ -107,10 +107,10 @@ class Processors:
             len(self._biased) or parameters.ignore_eos_token or parameters.min_length or len(bad)
             or self._seen is not None or self._counts is not None
         )  # fmt: skip
-        """Whether there is anything to change."""
+        """True if there is anything to change."""
 
     def fork(self) -> Processors:
-        """Others for a sequence that has come as far as this one."""
+        """A copy in the same state, for another sequence."""
         copy = object.__new__(Processors)
         for name in Processors.__slots__:
             setattr(copy, name, getattr(self, name))
@@ -119,11 +119,11 @@ class Processors:
         return copy
 
     def __call__(self, log_probs: Floats) -> Floats:
-        """The scores, in an array of their own if anything is changed: of a token that is left out, minus infinity."""
+        """The scores, in a new array if anything is changed. An excluded token has minus infinity."""
         if not self.active:
             return log_probs
         parameters = self._parameters
-        # A logit has no zero of its own and the penalty, a division, needs one: it is the least probable token's.
+        # A logit has no natural zero, but the penalty, a division, needs one: it is the score of the least probable token.
         scores: Floats = log_probs - np.min(log_probs)
         if len(self._biased):
             scores[self._biased] += self._bias
@@ -139,7 +139,7 @@ class Processors:
         return scores
 
     def log_probs(self, log_probs: Floats) -> Floats:
-        """The logarithms of the probabilities that the scores stand for: they sum to 1 again."""
+        """The logarithms of the probabilities of the scores: they sum to 1 again."""
         if not self.active:
             return log_probs
         scores = self(log_probs)
@@ -148,7 +148,7 @@ class Processors:
         return scores
 
     def took(self, token: int) -> None:
-        """The sequence goes on with this token."""
+        """Tells that the sequence continues with this token."""
         if not self.active:
             return
         self._length += 1
@@ -162,10 +162,10 @@ class Processors:
 
 @final
 class Chooser:
-    """Picks the next token of a sequence: the one with the highest score, or one drawn.
+    """Chooses the next token of a sequence: the one with the highest score, or a drawn one.
 
-    Where it draws, after the processors: `temperature`, then what is left of `top_k`, `top_p`, `min_p` and `typical_p`,
-    each of what the one before has left.
+    For a draw, after the processors: `temperature`, then `top_k`, `top_p`, `min_p` and `typical_p`, each applied to the
+    tokens that the one before has left.
     """
 
     def __init__(self, parameters: GenerationParameters, processors: Processors, sequence: int = 0) -> None:
@@ -177,7 +177,7 @@ class Chooser:
 
     def __call__(self, log_probs: Floats) -> int:
         scores = self._processors(log_probs)
-        # 1 - random() is above 0 and at most 1, so that a weight of 0 is never drawn.
+        # 1 - random() is above 0 and at most 1, so a weight of 0 is never drawn
         token = (
             int(np.argmax(scores)) if self._random is None else drawn(scores, self._parameters, 1 - self._random.random())
         )
@@ -186,7 +186,7 @@ class Chooser:
 
 
 def drawn(scores: Floats, parameters: GenerationParameters, share: float) -> int:
-    """The token at this share, above 0 and at most 1, of the mass of `choices`."""
+    """The token at `share` of the mass of `choices`; `share` must be above 0 and at most 1."""
     if parameters.top_k <= 0 and parameters.typical_p == 1 and len(scores) > _FEW:
         token = _drawn_of_few(scores, parameters, share)
         if token is not None:
@@ -197,8 +197,8 @@ def drawn(scores: Floats, parameters: GenerationParameters, share: float) -> int
 
 
 def _drawn_of_few(scores: Floats, parameters: GenerationParameters, share: float) -> int | None:
-    """The same where it is among the most probable tokens, as it nearly always is: sorting all of them is most of the cost
-    of a draw. None where it is not."""
+    """The result of `drawn` if it is among the most probable tokens, as it nearly always is: sorting all tokens is most of
+    the cost of a draw. None if it is not."""
     order = best(scores, _FEW)
     with np.errstate(over="ignore", under="ignore"):
         every = np.exp((scores - scores[order[0]]) / parameters.temperature)
@@ -219,7 +219,7 @@ def _drawn_of_few(scores: Floats, parameters: GenerationParameters, share: float
 
 
 def choices(scores: Floats, parameters: GenerationParameters) -> tuple[Integers, Floats]:
-    """The tokens that may be drawn, the most probable first, and their weights: probabilities but for a factor."""
+    """The tokens that may be drawn, the most probable first, and their weights: probabilities up to a factor."""
     order = best(scores, parameters.top_k if parameters.top_k > 0 else len(scores))
     with np.errstate(over="ignore", under="ignore"):  # a very low temperature leaves the others nothing
         weights: Floats = np.exp((scores[order] - scores[order[0]]) / parameters.temperature)
@@ -235,13 +235,14 @@ def choices(scores: Floats, parameters: GenerationParameters) -> tuple[Integers,
 
 
 def _reaching(weights: Floats, share: float) -> int:
-    """How many, from the first, have this share of all the mass: at least one."""
+    """How many, from the first, have this share of the whole mass: at least one."""
     cumulative = np.cumsum(weights)
     return min(len(weights), 1 + int(np.searchsorted(cumulative, share * cumulative[-1])))
 
 
 def _typical(weights: Floats, share: float) -> Integers:
-    """Where those with this share of the mass are whose surprise is nearest to the entropy (Meister and others 2022)."""
+    """The indexes of the tokens with this share of the mass whose surprise is nearest to the entropy (Meister and others
+    2022)."""
     probabilities = weights / weights.sum()
     surprise = -np.log(probabilities)
     nearest = np.argsort(np.abs(surprise - (probabilities * surprise).sum()), kind="stable")

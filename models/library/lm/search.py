@@ -1,4 +1,4 @@
-"""Beam search: the most probable sequences, found by following several at once."""
+"""Beam search: finds the most probable sequences by following several at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Beam:
     output: Output
 
     def then(self, token: int, score: float) -> tuple[Beam, FinishReason | None]:
-        """The beam with one more token, and why it is complete, if it is."""
+        """The beam with one more token, and the reason if it is complete."""
         processors, output = self.processors.fork(), self.output.fork()
         processors.took(token)
         _, finish = output.add(token)
@@ -41,13 +41,13 @@ class Beam:
 class BeamSearch:
     """Follows `num_beams` sequences, as transformers' BeamSearchScorer does.
 
-    Each step extends every beam by every token and keeps the `num_beams` best by the sum of log-probabilities (those of
-    the processed scores). One that ends (by the end of sequence or a stop) and is among the `num_beams` best
-    candidates is complete: it leaves the beams, and its final score is its sum over its number of tokens (the last
-    included) to the power of `length_penalty`. The `num_beams` best complete ones are kept. The search is over
+    Each step extends every beam by every token, and keeps the `num_beams` best by the sum of log-probabilities (of the
+    processed scores). A candidate that ends (by the end of sequence or a stop) and is among the `num_beams` best is
+    complete. It leaves the beams, and its final score is its sum divided by its number of tokens (the last included) to the
+    power of `length_penalty`. The `num_beams` best complete sequences are kept. The search is over
 
-    - at once when there are so many, with `early_stopping`,
-    - when also no beam, as long as it is now, has a better score than the worst of them, without,
+    - with `early_stopping`, as soon as there are that many,
+    - without it, when there are that many and no beam, at its current length, has a better score than the worst of them,
     - or at `max_new_tokens`, when the beams are complete too.
     """
 
@@ -65,7 +65,7 @@ class BeamSearch:
         self._complete: list[tuple[float, array[int]]] = []
 
     def steps(self) -> Iterator[None]:
-        """Searches; it yields after each small piece of work, that others may run."""
+        """Searches. It yields after each small piece of work, so that others can run."""
         for _ in range(self._parameters.max_new_tokens):
             totals = []
             for beam in self._beams:
@@ -111,9 +111,9 @@ class BeamSearch:
 
 
 def ranked(totals: Sequence[Floats], few: int) -> Iterator[tuple[int, int, float]]:
-    """Every row and column with its total, the highest first, but for those of minus infinity.
+    """Yields every row and column with its total, the highest first, except those of minus infinity.
 
-    Sorting all of them for each step would be the most of its cost, and nearly always the first `few` are enough.
+    Sorting all of them would be most of a step's cost, and the first `few` are nearly always enough.
     """
     done, size = 0, sum(map(len, totals))
     while done < size:

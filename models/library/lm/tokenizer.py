@@ -1,4 +1,4 @@
-"""Byte-pair encoding: text to token ids and back, lossless for every Unicode text."""
+"""Byte-pair encoding: converts text to token ids and back, lossless for every Unicode text."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from models.messages import utf8
 Pair: TypeAlias = tuple[int, int]
 
 EOS = 0
-"""End of sequence, and also what a text begins after. Ids 1 to 256 are the single bytes, then come the merges."""
+"""The end of sequence, which also precedes each text. Ids 1 to 256 are the single bytes, then come the merges."""
 BYTES = 256
 
-# Every character is matched by exactly one alternative, so the pieces joined are the text. The length limit keeps the
-# merging of one piece, which is quadratic, small whatever a client sends.
+# Every character is matched by exactly one alternative, so the joined pieces are the text. The length limit bounds the
+# merging of one piece, which is quadratic, whatever a client sends.
 _PIECE = re.compile(
     r" ?[^\W\d_]{1,24}| ?\d{1,3}| ?(?:[^\w\s]|_){1,24}|\n{1,24}|\s{1,24}(?!\S)|\s{1,24}",
 )
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cuts a text into words, numbers, punctuation and white space: merges never cross these borders. A space goes
-    with the word that follows it. The pieces joined are the text."""
+    """Cuts a text into words, numbers, punctuation and white space, whose borders merges never cross. A space belongs to the
+    word that follows it. The joined pieces are the text."""
     return (match.group() for match in _PIECE.finditer(text))
 
 
@@ -47,7 +47,7 @@ def merge(ids: Sequence[int], pair: Pair, merged: int) -> list[int]:
 
 @final
 class Tokenizer:
-    """A byte-pair vocabulary: the pair `merges[i]` makes the token 257 + i, and earlier merges go first."""
+    """A byte-pair vocabulary. The pair `merges[i]` makes the token 257 + i, and earlier merges take precedence."""
 
     def __init__(self, merges: Iterable[Pair]) -> None:
         self._merged: dict[Pair, int] = {}
@@ -56,16 +56,16 @@ class Tokenizer:
             self._merged[left, right] = len(self._bytes)
             self._bytes.append(self._bytes[left] + self._bytes[right])
         self._sorted = sorted(range(len(self._bytes)), key=self._bytes.__getitem__)
-        # Words repeat: the cache makes the usual piece one look-up. It is bounded because pieces come from clients.
+        # Words repeat, so the cache makes a usual piece one look-up. It is bounded because pieces come from clients.
         self.encode_piece = functools.lru_cache(maxsize=16384)(self._encode_piece)
 
     @property
     def merges(self) -> list[Pair]:
-        """The pairs that it was made of."""
+        """The pairs of which it was made."""
         return [*self._merged]
 
     def __len__(self) -> int:
-        """The number of token ids, the end of sequence included."""
+        """The number of token ids, including the end of sequence."""
         return len(self._bytes)
 
     def _encode_piece(self, piece: str) -> tuple[int, ...]:
@@ -85,15 +85,15 @@ class Tokenizer:
         return [token for piece in pieces(text) for token in self.encode_piece(piece)]
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that a token stands for: perhaps a part of a character, and nothing for EOS."""
+        """The bytes of a token: possibly part of a character, and none for EOS."""
         return self._bytes[token]
 
     def containing(self, part: bytes) -> list[int]:
-        """The tokens that these bytes are in, which are not none."""
+        """The tokens that contain these bytes; `part` must not be empty."""
         return [token for token, value in enumerate(self._bytes) if part in value]
 
     def beginning_with(self, prefix: bytes) -> list[int]:
-        """The tokens whose bytes begin with these, which are not none."""
+        """The tokens that begin with these bytes; `prefix` must not be empty."""
 
         def beginning(token: int) -> bytes:
             return self._bytes[token][: len(prefix)]
@@ -108,23 +108,23 @@ class Tokenizer:
 
 @final
 class TextStream:
-    """Decodes token by token and holds back the bytes of an unfinished character, so that a text is never split
-    inside one."""
+    """Decodes token by token, and holds back the bytes of an unfinished character, so that a text is never split inside
+    one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def fork(self) -> TextStream:
-        """Another stream that has come as far as this one."""
+        """A copy in the same state."""
         copy = TextStream(self._tokenizer)
         copy._decoder.setstate(self._decoder.getstate())
         return copy
 
     def feed(self, token: int) -> str:
-        """What this token adds to the text, perhaps nothing."""
+        """The text that this token adds; it may be empty."""
         return self._decoder.decode(self._tokenizer.bytes_of(token))
 
     def rest(self) -> str:
-        """What is still held back at the end: U+FFFD for an unfinished character, else nothing."""
+        """The held-back text at the end: U+FFFD for an unfinished character, else nothing."""
         return self._decoder.decode(b"", final=True)
