@@ -47,7 +47,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[\"'(*_`]*[A-Z0-9`])")
 _ABBREVIATED = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|approx|no)\.", re.IGNORECASE)
 _CODE = re.compile(r"(`+).+?\1")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-_ITEM = re.compile(r"\s*(?:[-*+]|\d+\.)\s+")
+_ITEM = re.compile(r"\A\s*(?:[-*+]|\d+\.)\s+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def page_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """The paragraphs, headings, list items and cells of a page, each with its line; without its code and its comments."""
+    """The paragraphs, headings, list items and cells of a page, each with its line; without code, comments and quotations."""
     kept: list[str] = []
     start, fence, comment = 1, "", False
     for number, each in enumerate([*text.splitlines(), ""], 1):
@@ -133,8 +133,9 @@ def page_paragraphs(text: str) -> Iterator[tuple[int, str]]:
         opened = re.match(r"(`{3,}|~{3,})", bare)
         comment = comment or bare.startswith("<!--")
         cells = bare.startswith("|")
+        quoted = bare.startswith(">")
         heading = bare.startswith("#")
-        if kept and (not bare or opened or comment or cells or heading or _ITEM.match(each)):
+        if kept and (not bare or opened or comment or cells or quoted or heading or _ITEM.match(each)):
             yield start, " ".join(kept)
             kept = []
         if opened:
@@ -145,7 +146,7 @@ def page_paragraphs(text: str) -> Iterator[tuple[int, str]]:
             yield from ((number, cell.strip()) for cell in re.split(r"(?<!\\)\|", bare.strip("|")) if re.search(r"\w", cell))
         elif heading:
             yield number, bare.strip("# ")
-        elif bare and (kept or not each.startswith("    ")):
+        elif bare and not quoted and (kept or not each.startswith("    ")):
             if not kept:
                 start = number
             kept.append(_ITEM.sub("", each, count=1) if not kept else each)
@@ -154,7 +155,8 @@ def page_paragraphs(text: str) -> Iterator[tuple[int, str]]:
 def judged(paragraph: str, line: int, *, page: bool) -> Iterator[Finding]:
     """What is wrong with the sentences of one paragraph."""
     for sentence in sentences(paragraph):
-        if _opens_as_a_noun(sentence):
+        # In a page, a fragment in lower case, such as most cells, is no sentence.
+        if _opens_as_a_noun(sentence) and not (page and sentence[0].islower()):
             yield Finding(line=line, rule="opening", sentence=sentence)
         if page and len(re.findall(r"[\w'’./-]*\w", sentence)) > LONGEST:
             yield Finding(line=line, rule="long", sentence=sentence)

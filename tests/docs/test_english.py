@@ -97,6 +97,7 @@ def test_a_long_sentence_is_found_in_pages_alone(tmp_path: Path) -> None:
     assert found(f"{longest}.\n\n{longest} more.\n", "a.md", tmp_path) == [(3, "long")]
     assert found(f"| a | b |\n| --- | --- |\n| one | {longest} more |\n", "b.md", tmp_path) == [(3, "long")]
     assert found(f"- {longest}\n- {longest}\n", "c.md", tmp_path) == []
+    assert found(f"{longest} in 2026-11-22. {longest}\n", "f.md", tmp_path) == [(1, "long")]
     assert found(f"[{longest}](https://example.com/{'-'.join(longest.split())}) `{longest}`.\n", "d.md", tmp_path) == [
         (1, "long")
     ]
@@ -107,6 +108,12 @@ def test_code_in_pages_is_not_read(tmp_path: Path) -> None:
     assert found("```text\nWhat is code.\n```\n\n<!-- What is hidden. -->\n\n    What is set.\n", "a.md", tmp_path) == []
     assert found('"""Runs:\n\n    What is code.\n\n>>> What is an example.\n"""\n', "b.py", tmp_path) == []
     assert found("The words `what is code. Who knows` are code.\n", "c.md", tmp_path) == []
+
+
+def test_quotations_and_fragments_in_cells_are_not_read(tmp_path: Path) -> None:
+    assert found(
+        "> What somebody said.\n\n| what it is | a |\n| --- | --- |\n| the same | What is it. |\n", "a.md", tmp_path
+    ) == [(5, "opening")]
 
 
 def test_counts_above_and_below_the_frozen_ones_are_told() -> None:
