@@ -154,7 +154,7 @@ SAID = [
         lambda: CONFIG.limits.memory_refuse,
     ),
     ("explanation/backpressure.md", "(`limits.party_share`, {} percent)", 12, lambda: CONFIG.limits.party_share),
-    ("explanation/backpressure.md", "above {} (`limits.memory_reset`)", 90, lambda: CONFIG.limits.memory_reset),
+    ("explanation/backpressure.md", "Above {} (`limits.memory_reset`)", 90, lambda: CONFIG.limits.memory_reset),
     ("explanation/backpressure.md", "`read_ahead` of its options, {} KiB", 256, lambda: ContainerLimits().read_ahead / KiB),
     ("explanation/cancellation.md", "after {} messages sent", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
     ("explanation/cancellation.md", "sent, {} received", 64, lambda: turn._RECEIVED),
