@@ -82,7 +82,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="an empty body without that header",
         triton="a raw request of no elements",
         here="400",
-        why="a client that lost its body should hear of it",
+        why="a client that lost its body needs to know",
         cases=_all(_STRICT, "an empty body without the header"),
     ),
     # ---- the JSON
@@ -170,7 +170,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="data that is ragged, or nested otherwise than the shape, with the right count",
         triton="taken",
         here="400",
-        why="it is a mistake more often than not; flat data is taken",
+        why="it is mostly a mistake; flat data is taken",
         cases=_all(
             _STRICT, "ragged data with the right count", "data nested more deeply than the shape", "data nested 50 deep"
         ),
@@ -179,7 +179,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="a whole number out of the datatype's range",
         triton="its low bits: INT8 128 is -128; or 500",
         here="400, with the range",
-        why="another number is no answer",
+        why="another number would be a wrong answer",
         cases=_all(
             _STRICT,
             "INT8 is given 128",
@@ -194,7 +194,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="1e39 for an FP32; 1e400",
         triton="infinity; 500",
         here="400",
-        why="another number is no answer",
+        why="another number would be a wrong answer",
         cases=_all(_STRICT, "1e39 for a single") | _all(_FAULT, "1e400"),
     ),
     Difference(
@@ -220,7 +220,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="1.0 for an integer, 1 for a BOOL, `null` for a float",
         triton="500",
         here="1, true, NaN",
-        why="they can mean nothing else; KServe takes the first two as well",
+        why="they have one meaning; KServe takes the first two as well",
         cases=_all(("500", "200"), "INT32 is given 1.0", "BOOL is given 1", "null for a float"),
     ),
     Difference(
@@ -241,7 +241,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="binary BOOL bytes above 1",
         triton="passed through",
         here="1",
-        why="other bytes are no BOOL, and numpy computes with them wrongly",
+        why="other bytes are not BOOL, and numpy computes with them wrongly",
         cases={"BOOL bytes 2 and 255, out binary": ("OUTPUT0 bytes 02ff", "OUTPUT0 bytes 0101")},
     ),
     # ---- replies
@@ -301,8 +301,8 @@ DIFFERENCES: Sequence[Difference] = (
     Difference(
         asked="`sequence_id` and its like, `priority`, `timeout`",
         triton="for its schedulers; the model does not see them",
-        here="the model sees them, but for `priority` and `timeout` where requests are [batched](v2.md#batching); `timeout` is a deadline too, `priority` a place in the queue",
-        why="a model may want to know what its caller asked for",
+        here="the model sees them, except `priority` and `timeout` if requests are [batched](v2.md#batching); `timeout` is a deadline too, `priority` a place in the queue",
+        why="a model may use its caller's parameters",
         cases={
             "sequence parameters": (
                 "SAID bytes \x02\0\0\0{}",
@@ -316,7 +316,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="an error",
         triton="often `text/plain`; 405 without `Allow`",
         here="`application/json`; 405 with `Allow`",
-        why="KServe's client shows no other; RFC 9110, 15.5.6",
+        why="KServe's client shows only JSON; RFC 9110, 15.5.6",
         cases={
             "the media type of an error in the JSON": ("500", "400"),
             "the head of 405": (
@@ -345,7 +345,7 @@ DIFFERENCES: Sequence[Difference] = (
     Difference(
         asked="`Accept-Encoding: gzip` for a small reply",
         triton="compressed",
-        here="as it is below 1 KiB",
+        here="uncompressed below 1 KiB",
         why="little or nothing would be saved",
         cases={"Accept-Encoding: gzip, a reply of few bytes": ("content-encoding gzip", "content-encoding absent")},
     ),
@@ -414,7 +414,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="statistics",
         triton="no count of cancelled requests",
         here="`cancel` too, and `transfer`: bytes received and copied",
-        why="who leaves is noticed here",
+        why="clients that leave are noticed here",
         cases={
             "members of statistics": (
                 "also []",
@@ -426,7 +426,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="the index of models",
-        triton="`reason` only where there is one",
+        triton="`reason` only if there is one",
         here="`reason` always",
         why="the extension's schema has it",
         cases={
@@ -448,7 +448,7 @@ DIFFERENCES: Sequence[Difference] = (
         cases={"unload of an unknown model": ("name absent; unload absent", "name nobody; unload True")},
     ),
     Difference(
-        asked="generate: JSON that is none, `parameters` that is no object, a value of another type",
+        asked="generate: invalid JSON, `parameters` that is not an object, a value of another type",
         triton="500",
         here="400",
         why="the fault is the client's",

@@ -53,7 +53,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="an unknown method or service",
         triton="12 without a text",
         here="12, naming it",
-        why="the caller should read what is wrong",
+        why="the caller needs the reason",
         cases=_all(
             "error in one head, without a text",
             "error in one head",
@@ -62,9 +62,9 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="another content type at a method's path, or none",
-        triton="a stream reset; taken where there is none",
+        triton="a stream reset; taken if there is none",
         here="HTTP 415",
-        why="PROTOCOL-HTTP2 says so",
+        why="required by PROTOCOL-HTTP2",
         cases={
             **_all(_RESET, "HTTP 415", *(f"content-type: application/{kind}" for kind in ("grpc-web", "grpcx", "json"))),
             "content-type is missing": (_OK, "HTTP 415"),
@@ -110,14 +110,14 @@ DIFFERENCES: Sequence[Difference] = (
         asked="a message flagged as compressed, without `grpc-encoding` or with `identity`",
         triton="taken as plain",
         here="13",
-        why="compression.md says so",
+        why="required by compression.md",
         cases=_all(
             _OK, _INTERNAL, "flag 1 without an encoding", "flag 1 with identity", "stream: flag 1 without an encoding"
         ),
     ),
     Difference(
         asked="a message with a flag above 1",
-        triton="13 or an empty message, now so, now otherwise; the end of a stream",
+        triton="13 or an empty message, varying; the end of a stream",
         here="13",
         why="a message that cannot be read must not look like another one",
         alone=dict.fromkeys(("flag 2", "flag 255", "stream: flag 2", "stream: flag 255"), "13 INTERNAL"),
@@ -126,7 +126,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="an unknown `grpc-encoding`",
         triton="a stream reset",
         here="12, with `grpc-accept-encoding`",
-        why="compression.md says so",
+        why="required by compression.md",
         cases=_all(
             _RESET, _UNIMPLEMENTED, "encoding: snappy", "encoding: snappy, a message as it is", "stream: encoding: snappy"
         ),
@@ -167,15 +167,15 @@ DIFFERENCES: Sequence[Difference] = (
         asked="a `grpc-timeout` that is over before the head is read",
         triton="4, or the answer",
         here="4, without calling a model",
-        why="nobody waits for the answer",
+        why="the client no longer waits",
         alone={"grpc-timeout: 1n": "4 DEADLINE_EXCEEDED"},
     ),
     Difference(
-        asked="binary metadata that is no base64",
+        asked="binary metadata that is not base64",
         triton="a stream reset",
         here="left out",
-        why="nobody may read it",
-        cases={"binary metadata that is no base64": (_RESET, _OK)},
+        why="it cannot be decoded",
+        cases={"binary metadata that is not base64": (_RESET, _OK)},
     ),
     Difference(
         asked="an unknown group (wire types 3 and 4)",
@@ -217,7 +217,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="typed numbers out of the range of INT8, INT16, UINT8, UINT16",
         triton="cut: 300 is 44",
         here="3, naming the element",
-        why="another number is no answer",
+        why="another number would be a wrong answer",
         cases=_all(
             _OK,
             _INVALID,
@@ -232,7 +232,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="raw BOOL bytes above 1",
         triton="passed through",
         here="1",
-        why="other bytes are no BOOL, and numpy computes with them wrongly",
+        why="other bytes are not BOOL, and numpy computes with them wrongly",
         cases={"BOOL bytes 2 and 255": ("message OUTPUT0 bytes 02ff", "message OUTPUT0 bytes 0101")},
     ),
     Difference(
@@ -294,7 +294,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="`sequence_id` and its like, `priority`, `timeout`",
         triton="for its schedulers, with the types that those take; the model does not see them",
         here="the model sees them; `timeout` is a deadline too, `priority` a place in the queue",
-        why="a model may want to know what its caller asked for",
+        why="a model may use its caller's parameters",
         cases={
             "parameters: of a sequence": (
                 "message SAID bytes \x02\0\0\0{}",
@@ -345,19 +345,19 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     # ---- models and the server
     Difference(
-        asked="a version that is no number",
+        asked="a version that is not a number",
         triton="3",
         here="5; at ModelReady `ready` false",
         why="there is no such version, as any other unknown one",
         cases={
-            **_all(_INVALID, _NOT_FOUND, "a version that is no number", "a version below 0"),
+            **_all(_INVALID, _NOT_FOUND, "a version that is not a number", "a version below 0"),
             **_all(
                 _INVALID,
                 _NOT_FOUND,
-                *(f"{what}: a version that is no number" for what in ("metadata", "config", "statistics")),
+                *(f"{what}: a version that is not a number" for what in ("metadata", "config", "statistics")),
             ),
-            "ready: a version that is no number": (_INVALID, _OK),
-            "stream: a version that is no number": _refused("identity_fp32", "one"),
+            "ready: a version that is not a number": (_INVALID, _OK),
+            "stream: a version that is not a number": _refused("identity_fp32", "one"),
         },
     ),
     Difference(
@@ -369,7 +369,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="a model's configuration",
-        triton="`platform` is empty; `model_transaction_policy` of decoupled models alone",
+        triton="`platform` is empty; `model_transaction_policy` of decoupled models only",
         here="`platform` as in the metadata; `model_transaction_policy` always",
         why="one word for one thing",
         cases={
@@ -415,7 +415,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="trace settings",
-        triton="told and changed",
+        triton="read and changed",
         here="12",
         why="this server is traced by OpenTelemetry",
         cases={"trace settings": (_OK, _UNIMPLEMENTED)},
@@ -424,14 +424,14 @@ DIFFERENCES: Sequence[Difference] = (
         asked="an unknown log setting",
         triton="ignored",
         here="3",
-        why="a mistyped name should be heard of",
+        why="a mistyped name must be noticed",
         cases={"log settings: an unknown one": (_OK, _INVALID)},
     ),
     Difference(
         asked="the health of an unknown service; Watch",
         triton="SERVING; 12",
         here="5; the status, and each change of it",
-        why="health-checking.md says so",
+        why="required by health-checking.md",
         cases={
             "health of another service": (_OK, _NOT_FOUND),
             "health, watched": (f"{_UNIMPLEMENTED}, without a text", "under way"),
@@ -481,7 +481,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="`triton_grpc_error: true`, and a model that fails after responses",
-        triton="now and then a response before the error is lost",
+        triton="sometimes a response before the error is lost",
         here="all responses, then the status",
         why="they were sent before it",
         alone={"stream: errors as statuses: a model that fails after responses": "3 INVALID_ARGUMENT"},
@@ -505,7 +505,7 @@ DIFFERENCES: Sequence[Difference] = (
         asked="a message of a stream that cannot be read, or is cut",
         triton="the end of the stream, and OK",
         here="13",
-        why="a client whose requests are lost should hear of it",
+        why="a client whose requests are lost needs to know",
         cases={
             **_all(_OK, _INTERNAL, "stream: bytes that are no protobuf", "stream: a cut message", "stream: a cut prefix"),
             "stream: bytes that are no protobuf behind a request": (_OK, "13 INTERNAL, behind messages"),
@@ -513,7 +513,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="several requests of one stream at once, some of them of a decoupled model",
-        triton="mostly answered; now and then the process ends (`!byte_buffer->Valid()`)",
+        triton="mostly answered; sometimes the process ends (`!byte_buffer->Valid()`)",
         here="answered",
         why="one client must not end a server",
         alone=dict.fromkeys(
