@@ -170,7 +170,7 @@ _HTTP1_READING = {
     "UNTIL_EOF": "they are a body that ends with the connection",
     "DONE": "the message is given out to its end; what follows waits until the turn of its stream has come",
     "SWITCHED": "they are another protocol's",
-    "OVER": "they are nobody's: the connection is not read any more",
+    "OVER": "they are dropped: the connection is not read any more",
 }
 _HTTP1_WRITING = {
     "WAITING": "nothing: there is no request to answer",
@@ -213,8 +213,8 @@ def _http1_server() -> Machine:
     return Machine(
         name="http1-server", title="HTTP/1.1, a server", source="protocols/http1/connection.py",
         make=lambda: HTTP1Connection(Role.SERVER),
-        about="`HTTP1Connection(Role.SERVER)`. What is read and what may be written are two states that meet where both are "
-        "DONE: then the next request's turn has come, or the connection is OVER.",
+        about="`HTTP1Connection(Role.SERVER)`. Reading and writing have a state each. If both are DONE, the next "
+        "request's turn has come, or the connection is OVER.",
         inputs=inputs, key=_http1_key,
         views=[
             View(name="http1-server-reading", title="What is received", states=reading, tells=PEER, of=_reading),

@@ -24,11 +24,11 @@ _INTRODUCTION = """\
 
 # State machines
 
-What may happen when, for each machine. Nobody drew these diagrams: a program gives the real machine each of a set of inputs
-in every situation that they can lead to, and writes down where that went. The inputs are in `scripts/explored_machines.py`;
+The states and transitions of each machine. The diagrams are generated: a program gives the real machine each of a set of
+inputs in every situation that they can lead to, and notes the next state. The inputs are in `scripts/explored_machines.py`;
 those that leave a state as it is are left out.
 
-In a diagram each column is a state and each arrow a transition: blue what is received, green what we send or say, grey
+In a diagram each column is a state and each arrow a transition: blue for received input, green for our own output, grey for
 anything else. *What breaks the protocol* stands for all that the machine answers with `RemoteProtocolError`, or on HTTP/2
 with a reset of the stream.
 """
