@@ -14,6 +14,7 @@ from gateway.addresses import reached_at
 from gateway.cli.options import CommandLine
 from gateway.config import OperatorConfig
 from gateway.config.agreement import has_plane
+from gateway.telemetry.log_text import report_lines, spoken_time
 from gateway.untrusted_text import escape
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def drain(given: CommandLine, /, timeout: float | None, no_wait: bool, as_json: 
         elif report is None:
             click.echo("draining")
         else:
-            for line in _report_lines(report):
+            for line in report_lines(report):
                 click.echo(line)
         return CUT if report is not None and report["cut"] else DONE
 
@@ -311,17 +312,17 @@ def _model_row(model: dict[str, Any]) -> tuple[str, ...]:
     if "capacity" not in model:
         return model["name"], model["state"], "", "", "", "", model["reason"]
     error = model["last_error"]
-    said = f"{error['error']} ({_time(error['ago'])} ago, incident {error['incident']})" if error else model["reason"]
+    said = f"{error['error']} ({spoken_time(error['ago'])} ago, incident {error['incident']})" if error else model["reason"]
     return (
-        model["name"], model["state"], _time(model["seconds"]), f"{model['slots_in_use']}/{model['capacity']}",
+        model["name"], model["state"], spoken_time(model["seconds"]), f"{model['slots_in_use']}/{model['capacity']}",
         str(model["queued"]), str(model["restarts"]), said,
     )  # fmt: skip
 
 
 def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
     return (
-        stream["id"], stream["model"], stream["wire"], stream["dialect"], stream["waits_for"], _time(stream["age"]),
-        _time(stream["idle"]), str(stream["bytes_in"]), str(stream["bytes_out"]), stream["peer"],
+        stream["id"], stream["model"], stream["wire"], stream["dialect"], stream["waits_for"], spoken_time(stream["age"]),
+        spoken_time(stream["idle"]), str(stream["bytes_in"]), str(stream["bytes_out"]), stream["peer"],
     )  # fmt: skip
 
 
@@ -332,24 +333,10 @@ def _event_lines(name: str, data: Any) -> Iterable[str]:
         case "dropped":
             yield f"dropped  {data['closed']} that have closed"
         case "drained":
-            yield from _report_lines(data)
+            yield from report_lines(data)
         case _ if "model" not in data:
             yield f"{name:<8} {data['id']}"
         case _:
             how = data.get("ending") or f"waits for {data['waits_for']}"
             said = f"{data['id']}  {data['model']}  {data['wire']}  {how}  in {data['bytes_in']} out {data['bytes_out']}"
             yield f"{name:<8} {escape(said)}"
-
-
-def _report_lines(report: dict[str, Any]) -> Iterable[str]:
-    endings = ", ".join(f"{count} {ending}" for ending, count in report["endings"].items()) or "nothing was live"
-    yield f"drained in {_time(report['seconds'])}: {endings}"
-    for row in report["cut"]:
-        yield escape(f"cut      {row['id']}  {row['model']}  {row['wire']}  {row['ending']}  after {_time(row['age'])}")
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f}s"
-    minutes = int(seconds) // 60
-    return f"{minutes}min" if minutes < 120 else f"{minutes // 60}h{minutes % 60:02}min"

@@ -19,6 +19,7 @@ from pythonjsonlogger.json import JsonFormatter
 from gateway.config import LogConfig
 from gateway.config.text import text_without_secrets, without_secrets
 from gateway.telemetry.log_queue import QueuedHandler, descriptor_of, last_words
+from gateway.telemetry.log_text import access_line, draining_line, report_lines
 from gateway.untrusted_text import escape
 
 log = logging.getLogger("gateway")
@@ -53,7 +54,7 @@ def configure(config: LogConfig, *, stream: IO[str] | None = None, front: int | 
     handler = QueuedHandler(stream, shared=front is not None)
     if front is not None:
         handler.addFilter(_Numbered(front))
-    handler.setFormatter(TextFormatter() if text else JSONFormatter())
+    handler.setFormatter(TextFormatter(colour=has_colours(stream)) if text else JSONFormatter())
     root = logging.getLogger()
     for old in [other for other in root.handlers if isinstance(other, QueuedHandler)]:
         root.removeHandler(old)
@@ -61,6 +62,11 @@ def configure(config: LogConfig, *, stream: IO[str] | None = None, front: int | 
     root.addHandler(handler)
     set_level(config.level)
     logging.getLogger(METRICS).setLevel(logging.INFO)
+
+
+def has_colours(stream: IO[str]) -> bool:
+    """True for a terminal that shows colours, unless the environment has NO_COLOR (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def flush() -> None:
@@ -140,16 +146,41 @@ class JSONFormatter(JsonFormatter):
 @final
 class TextFormatter(logging.Formatter):
     """`time LEVEL logger: event key=value ...`, on one line; control characters are escaped, so that nothing a peer
-    sends can forge a line or drive a terminal. A traceback follows, indented."""
+    sends can forge a line or drive a terminal. A traceback follows, indented. Access lines and drains are written for people
+    (`log_text`), and say less than the JSON form does."""
+
+    def __init__(self, *, colour: bool = False) -> None:
+        super().__init__()
+        self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{timestamp(record)} {record.levelname:<7} {record.name}: {escape(_event(record))}"
-        lines = [" ".join([head, *(f"{escape(key)}={_value(value)}" for key, value in _extra(record).items())])]
+        fields = _extra(record)
+        try:
+            if record.name == "gateway.exchange" and record.levelno == logging.INFO:
+                return access_line(timestamp(record)[11:19], fields, colour=self._colour)
+            said = _told(record, fields)
+        except (AttributeError, KeyError, TypeError):  # somebody else's record under a name of ours
+            said = None
+        if said is None:
+            said = [" ".join([escape(_event(record)), *(f"{escape(key)}={_value(value)}" for key, value in fields.items())])]
+        lines = [f"{timestamp(record)} {record.levelname:<7} {record.name}: {said[0]}", *said[1:]]
         if record.exc_info:
-            lines += text_without_secrets(self.formatException(record.exc_info)).splitlines()
+            lines += map(escape, text_without_secrets(self.formatException(record.exc_info)).splitlines())
         if record.stack_info:
-            lines += record.stack_info.splitlines()
-        return "\n    ".join([lines[0], *map(escape, lines[1:])])
+            lines += map(escape, record.stack_info.splitlines())
+        return "\n    ".join(lines)
+
+
+def _told(record: logging.LogRecord, fields: dict[str, Any]) -> list[str] | None:
+    """The lines of an event that has a text of its own; None for any other."""
+    if record.name != "gateway":
+        return None
+    match record.msg:
+        case "draining" if fields["live"]:
+            return [draining_line(fields["live"], fields["delay"] + fields["timeout"])]
+        case "drain report":
+            return list(report_lines(fields))
+    return None
 
 
 def timestamp(record: logging.LogRecord) -> str:
@@ -175,6 +206,8 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key}:{one}" for key, one in value.items()]
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     if text and text.isprintable() and not any(character in ' "=\\' for character in text):
         return text

@@ -1,0 +1,111 @@
+"""The events of the log that people read most, each written for a terminal: the access line, and what a drain says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.addresses import split_port
+from gateway.untrusted_text import escape
+
+COLUMNS = 160
+"""The most characters of an access line."""
+CUT_LINES = 20
+"""The most streams that a drain's report lists; the others are counted."""
+
+_QUIET = ("complete", "cancelled-by-client", "refused")
+"""Endings that call for nobody's attention; any other is written in capitals."""
+_GREEN, _YELLOW, _RED, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+_LEAST_MS, _LEAST_SHARE = 1.0, 0.01  # of a part that is written
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_MOST_RIGHT = 80  # characters of what follows the path
+
+
+def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
+    """The line of one exchange, from the fields of its record. It has at most COLUMNS characters: a long path is cut first.
+    KeyError or TypeError where these are not the fields of an exchange."""
+    status, ending = fields["status"], fields["ending"]
+    loud = ending not in _QUIET
+    head = f"{status} {ending.upper() if loud else ending}"
+    before = [fields["model"], _times(fields), _amounts(fields)]
+    if fields["ms_first"] is not None and fields["items_out"] > 1:
+        before.insert(2, f"first {_seconds(fields['ms_first'])}")
+    if incident := fields.get("incident"):
+        before.append(f"incident {incident}")
+    if grpc_status := fields.get("grpc_status"):
+        before.append(f"grpc-status {grpc_status}")
+    after = [f"{fields['dialect']} {fields['wire']}".strip(), split_port(fields["peer"])[0]]
+    after += [f"{name} {fields[name]}" for name in ("key", "front", "instance") if name in fields]
+    after.append(fields["id"])
+    left = "  ".join(escape(text) for text in before if text)
+    right = "  ".join(escape(text) for text in after if text)
+    said = f"{time} {head}  {left}  {escape(fields['method'])} {escape(fields['path'])}"
+    # the path is last of what may be cut, and the id, by which the client and other lines name the exchange, never is
+    right = right[-_MOST_RIGHT:]
+    line = f"{_cut(said, COLUMNS - len(right) - 2)}  {right}"
+    if not colour:
+        return line
+    shade = _RED if loud or status >= 500 else _YELLOW if status >= 400 or ending != "complete" else _GREEN
+    return line.replace(head, f"{shade}{head}{_PLAIN}", 1)
+
+
+def draining_line(live: int, seconds: float) -> str:
+    """What a drain says at its begin to whoever waits for it."""
+    return f"Draining {live} stream{'s' * (live != 1)}, up to {seconds:g} s. Ctrl-C again ends them now."
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """A drain's report: how what was live ended, then a line for each stream that was cut, CUT_LINES at most."""
+    endings = ", ".join(f"{count} {ending}" for ending, count in report["endings"].items()) or "nothing was live"
+    yield f"drained in {spoken_time(report['seconds'])}: {endings}"
+    cut = report["cut"]
+    for row in cut[:CUT_LINES]:
+        said = f"cut      {row['id']}  {row['model']}  {row['wire']}  {row['ending']}  after {spoken_time(row['age'])}"
+        yield escape(said)
+    if len(cut) > CUT_LINES:
+        yield f"cut      and {len(cut) - CUT_LINES} more"
+
+
+def spoken_time(seconds: float) -> str:
+    """A duration for people: `0.4s`, `3min`, `2h05min`."""
+    if seconds < 120:
+        return f"{seconds:.1f}s"
+    minutes = int(seconds) // 60
+    return f"{minutes}min" if minutes < 120 else f"{minutes // 60}h{minutes % 60:02}min"
+
+
+def _times(fields: Mapping[str, Any]) -> str:
+    """How long it took, and where that went if not to the model alone: parts under 1 ms or 1 % are left out."""
+    ms = fields["ms"]
+    parts = {key[3:]: taken for key, taken in fields.items() if key.startswith("ms_") and key != "ms_first"}
+    told = {part: taken for part, taken in parts.items() if taken >= max(_LEAST_MS, _LEAST_SHARE * ms)}
+    if not told.keys() - {"model"}:
+        return _seconds(ms)
+    return f"{_seconds(ms)} ({', '.join(f'{part} {_seconds(taken)}' for part, taken in told.items())})"
+
+
+def _amounts(fields: Mapping[str, Any]) -> str:
+    """What went out, and what came in where that was more than one message."""
+    items = fields["items_out"]
+    out = f"{items} item{'s' * (items != 1)} {_size(fields['bytes_out'])}"
+    return f"{fields['items_in']} in {_size(fields['bytes_in'])}  {out}" if fields["items_in"] > 1 else out
+
+
+def _seconds(ms: float) -> str:
+    if ms < 100:
+        return f"{ms:.1f}ms"
+    if ms < 120_000:
+        return f"{ms / 1000:.2f}s"
+    seconds = int(ms / 1000)
+    return f"{seconds // 60}m {seconds % 60:02}s" if seconds < 7200 else f"{seconds // 3600}h {seconds // 60 % 60:02}m"
+
+
+def _size(count: int) -> str:
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, len(_UNITS))
+    return f"{count / 1024**power:.1f} {_UNITS[power - 1]}"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
