@@ -19,6 +19,7 @@ from gateway.errors import (
     UnsupportedType,
     UpgradeRequired,
 )
+from gateway.serving.nearest import nearest
 
 # Clients ask for few paths again and again; what was found for them is kept, so many paths of so many bytes.
 _REMEMBERED, _REMEMBERED_LENGTH = 1024, 256
@@ -53,6 +54,7 @@ class Router:
         self._exact[b"*"] = self._server
         self._under: dict[bytes, Refuse] = {}
         self._kinds: list[CallKind] = []
+        self._routes: dict[bytes, str] = {}
         for row in rows:
             self.add(row)
 
@@ -205,13 +207,26 @@ class Router:
         raise NoSuchPath(f"no such path: {path.decode('latin-1')[:100]}{self._there(path)}")
 
     def _there(self, path: bytes) -> str:
-        """Names what is answered beside a path that is not, where one API has all of them; else the path that says more."""
+        """Names what is answered beside a path that is not, where one API has all of them; else the route that it is nearest
+        to, or the path that says more."""
         prefix = next((prefix for prefix in self._under if _is_under(path, prefix)), None)
         if prefix is None:
+            if near := self._nearest(path):
+                return f"; did you mean {near}?"
             return "; GET / says what is here" if b"/" in self._exact else ""
         under = [known for known in (*self._exact.values(), *self._patterns) if _is_under(known.path.encode(), prefix)]
         there = [f"{method.decode()} {known.path}" for known in under for method in known.methods if method != b"HEAD"]
         return f"; there are: {', '.join(there)}"
+
+
+    def _nearest(self, path: bytes) -> str:
+        """The route whose path is nearest to one that nothing answers; empty where none is near."""
+        if not self._routes:
+            for row in self.rows:
+                if row.kind is None and row.path.startswith("/") and row.path != "/":
+                    method = "WebSocket" if row.method == WEBSOCKET else row.method
+                    self._routes.setdefault(row.path.encode(), f"{method} {row.path}")
+        return self._routes.get(nearest(path, self._routes), "")
 
 
 def _is_under(path: bytes, prefix: bytes) -> bool:

@@ -68,6 +68,27 @@ async def test_a_browser_is_given_a_page(method: bytes, accept: bytes) -> None:
             assert b"<li>echo</li>" in body
 
 
+@pytest.mark.parametrize(
+    ("listen", "there_is_one"),
+    [
+        (ListenConfig(), True),
+        (ListenConfig(host=("localhost", "unix:/run/x.sock")), True),
+        (ListenConfig(index="off"), False),
+        (ListenConfig(host="0.0.0.0"), False),
+        (ListenConfig(host="0.0.0.0", index="on"), True),
+    ],
+)
+async def test_it_is_there_where_no_other_machine_can_connect_or_as_it_is_set(
+    listen: ListenConfig, there_is_one: bool
+) -> None:
+    async with memory_gateway([spec_of(Echo(), "echo")], config=Config(listen=listen)) as there:
+        status, _, body = await get(there.http1())
+        if there_is_one:
+            assert (status, json.loads(body)["models"]) == (200, ["echo"])
+        else:
+            assert (status, json.loads(body)) == (404, {"error": "no such path: /"})
+
+
 async def test_what_it_names_is_there() -> None:
     async with memory_gateway([spec_of(identity, "id")]) as there:
         told = json.loads((await get(there.http1()))[2])
