@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, final
 
 import trio
@@ -188,17 +189,7 @@ def _attribute(name: str, path: str) -> Any:
             f"models.{name}.factory must be module:attribute, or the name of a library model, of which there are "
             f"{', '.join(LIBRARY)}; got {path!r}"
         )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        thing: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as e:
-        where = f" in {Path.cwd()} or among the installed packages" if e.name == module_name else ""
-        raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {e}{where}") from e
-    except BaseException as e:  # the user's own code, which may raise anything, and may want to leave
-        if not is_failure(e):
-            raise
-        raise ConfigError(f"models.{name}.factory: cannot import {module_name!r}: {_told(e)}") from e
+    thing: Any = imported(module_name, f"models.{name}.factory")
     for part in attribute.split("."):
         try:
             thing = getattr(thing, part)
@@ -210,6 +201,22 @@ def _attribute(name: str, path: str) -> Any:
             has = f"; it has: {there}" if there else ""
             raise ConfigError(f"models.{name}.factory: {module_name!r} has no {attribute!r}{has}") from None
     return thing
+
+
+def imported(module_name: str, setting: str) -> ModuleType:
+    """The module of that name, which may be a file of the working directory. ConfigError, which begins with `setting`, where
+    it cannot be imported."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        where = f" in {Path.cwd()} or among the installed packages" if e.name == module_name else ""
+        raise ConfigError(f"{setting}: cannot import {module_name!r}: {e}{where}") from e
+    except BaseException as e:  # the user's own code, which may raise anything, and may want to leave
+        if not is_failure(e):
+            raise
+        raise ConfigError(f"{setting}: cannot import {module_name!r}: {_told(e)}") from e
 
 
 def _told(error: BaseException) -> str:

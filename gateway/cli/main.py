@@ -46,6 +46,7 @@ _EPILOG = f"""
 \b
 Examples:
   everywire                                   serve the library models on port 8080
+  everywire --model app.py                    serve the model of app.py
   everywire --model chat=app:generate         serve the function `generate` of app.py as "chat"
   everywire --config everywire.toml --port 0  a file, and a flag that overrides it
   everywire --tls-dev                         HTTP/2 over TLS on port 8443, for localhost
@@ -272,7 +273,7 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
 3 cut off or not over in time; 4 cannot connect; 130 left by Ctrl-C.
 """,
 )
-@click.argument("model")
+@click.argument("model", required=False)
 @click.argument("inputs", nargs=-1, metavar="[TEXT]...")
 @click.option(
     "--url",
@@ -321,7 +322,7 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
 def call(
     given: CommandLine,
     /,
-    model: str,
+    model: str | None,
     inputs: tuple[str, ...],
     url: str | None,
     texts: tuple[str, ...],
@@ -334,6 +335,10 @@ def call(
     Several texts are several messages of one session, over bidi and websocket.
     """
     check_directory()
+    if model is None:
+        from gateway.cli.call.which import which_model
+
+        raise click.UsageError(which_model(url or _own_url(given)))
     from gateway.cli.call.plan import CallOptions, plan
     from gateway.cli.call.report import Report
     from gateway.cli.call.run import run as make
@@ -413,12 +418,12 @@ def _list_configured(given: CommandLine) -> None:
         add(name, path, lambda: make_spec(read_served_folder(config, path), name, "everywire_model"))
     elif not config.models and not config.sagemaker.multi_model:
         rows += [_row(spec.name, "the library", spec) for spec in library_specs()]
+    click.echo("Configured here (no server was asked; everywire models list asks one):", err=True)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if config.sagemaker.multi_model or config.v2.model_control:
         click.echo("Clients may load others.", err=True)
-    click.echo("The configuration would serve these. No server was asked: `everywire models list` asks one.", err=True)
     if broken:
         raise ConfigError("; ".join(broken))
 
@@ -569,6 +574,7 @@ def _limit_pairs(limits: tuple[str, ...]) -> dict[str, str]:
 
 def _serve(context: click.Context, given: CommandLine) -> NoReturn:
     check_directory()
+    given = given.named()
     chosen = given.resolve().config
     if chosen.tls.dev:
         logging_setup.configure(chosen.log)

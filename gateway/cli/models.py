@@ -266,10 +266,10 @@ def _own_url(chosen: OperatorConfig) -> str:
         return url
     if not has_plane(chosen):
         raise click.UsageError(
-            "--url is missing: operator.port names no port; a server has a plane where that is set for it"
+            "No operator plane to ask. Start the server with --set operator.port=8090, or give --url http://HOST:PORT."
         )
     setting = "operator.port names no port" if chosen.port == 0 else "operator.host names no address"
-    raise click.UsageError(f"--url is missing: {setting}, and the server's log says which it has")
+    raise click.UsageError(f"Which operator plane? {setting}: give --url; the server's log says where its plane is.")
 
 
 def _token(file: Path | None, chosen: OperatorConfig) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, final
 
 import click
 
+from gateway.cli.shadowing import check_directory
 from gateway.config.fields import SETTINGS
 from gateway.config.load import Resolved, resolve
 from gateway.config.show import written
@@ -69,6 +70,8 @@ class CommandLine:
     overrides: Mapping[str, str]
     flags: Mapping[str, str]
     """The option behind each override."""
+    sources: tuple[str, ...] = ()
+    """Files of Python code, each with one model that is to be served. Only `named` looks into them: that runs their code."""
 
     @classmethod
     def of(
@@ -81,17 +84,14 @@ class CommandLine:
             value = flags[flag.parameter]
             if value not in (None, False):
                 pairs.append((flag.key, "true" if value is True else value, flag.name))
-        for text in models:
-            name, found, factory = text.partition("=")
-            if not (name and found):
-                raise click.UsageError(f"--model takes NAME=MODULE:ATTR, such as chat=app:generate, not {text[:100]!r}")
-            pairs.append((dotted(("models", name, "factory")), factory, f"--model {name}"))
+        sources = [text for text in models if text.endswith(".py") and "=" not in text]
+        pairs += [_model_pair(text) for text in models if text not in sources]
         for text in settings:
             key, found, value = text.partition("=")
             if not found:
                 raise click.UsageError(f"--set takes SECTION.KEY=VALUE, such as limits.body=64MiB, not {text[:100]!r}")
             pairs.append((key.strip(), value.strip(), f"--set {key.strip()}"))
-        given = cls(file=file, overrides={}, flags={})
+        given = cls(file=file, overrides={}, flags={}, sources=tuple(sources))
         for key, value, source in pairs:
             given = given.joined(cls(overrides={key: value}, flags={key: source}))
         return given
@@ -108,23 +108,52 @@ class CommandLine:
             file=self.file or other.file,
             overrides={**self.overrides, **other.overrides},
             flags={**self.flags, **other.flags},
+            sources=(*self.sources, *other.sources),
         )
+
+    def named(self) -> CommandLine:
+        """The same with each file's model named as its code has it. ConfigError for a file that has none, or several."""
+        if not self.sources:
+            return self
+        check_directory()  # nothing of ours may be imported before
+        from gateway.cli.start.found import one_model_of
+
+        given = replace(self, sources=())
+        for source in self.sources:
+            key, value, _ = _model_pair(one_model_of(source))
+            given = given.joined(CommandLine(overrides={key: value}, flags={key: f"--model {source}"}))
+        return given
 
     @property
     def anything(self) -> bool:
         """Whether any of them was given."""
-        return bool(self.overrides or self.file)
+        return bool(self.overrides or self.file or self.sources)
 
     def resolve(self) -> Resolved:
         """The configuration, with the environment's part in it."""
-        return resolve(file=self.file, environ=os.environ, overrides=self.overrides, flags=self.flags)
+        given = self.named()
+        return resolve(file=given.file, environ=os.environ, overrides=given.overrides, flags=given.flags)
+
+
+def _model_pair(text: str) -> tuple[str, str, str]:
+    """The setting, its value and the flag that NAME=MODULE:ATTR or MODULE:ATTR stands for, which is named as the attribute
+    is. click.UsageError for anything else."""
+    name, found, factory = text.partition("=")
+    if not found:
+        factory = text
+        name = text.partition(":")[2].partition(".")[0]
+    if not (name and (found or text.partition(":")[0])):
+        raise click.UsageError(
+            f"--model takes NAME=MODULE:ATTR, MODULE:ATTR or FILE.py, such as chat=app:generate, not {text[:100]!r}"
+        )
+    return dotted(("models", name, "factory")), factory, f"--model {name}"
 
 
 def options(function: F) -> F:
     """Adds the options to a command, which gets `file`, `models`, `settings`, and each flag by its name."""
-    model, each = "Serve a model; may be repeated.", "Any setting; may be repeated."
+    model, each = "Serve a model, or the one of FILE.py; may be repeated.", "Any setting; may be repeated."
     function = click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help=each)(function)
-    function = click.option("--model", "models", multiple=True, metavar="NAME=MODULE:ATTR", help=model)(function)
+    function = click.option("--model", "models", multiple=True, metavar="[NAME=]MODULE:ATTR", help=model)(function)
     for flag in reversed(_FLAGS):
         setting = SETTINGS[tuple(flag.key.split("."))]
         if setting.unit is Unit.FLAG:

@@ -1,4 +1,4 @@
-"""The route that somebody meant whose path is not answered: compared segment by segment, at a cost that no client chooses."""
+"""The route that a client meant whose path nothing answers: found segment by segment, at a cost that no client chooses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CAPTURED = 0.9  # of a segment that stands for any: a literal one that is the s
 
 
 def nearest(path: bytes, routes: Iterable[bytes]) -> bytes:
-    """The one of the routes that is most like the path; empty where none is like it. A segment such as `{name}` is like any."""
+    """The route that is most like the path; empty if none is like it. A segment such as `{name}` is like any."""
     if len(path) > _LONGEST:
         return b""
     asked = path.rstrip(b"/").split(b"/")[1:]

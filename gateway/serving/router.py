@@ -218,7 +218,6 @@ class Router:
         there = [f"{method.decode()} {known.path}" for known in under for method in known.methods if method != b"HEAD"]
         return f"; there are: {', '.join(there)}"
 
-
     def _nearest(self, path: bytes) -> str:
         """The route whose path is nearest to one that nothing answers; empty where none is near."""
         if not self._routes:

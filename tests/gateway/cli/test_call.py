@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import wave
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -599,6 +601,40 @@ def test_the_server_is_the_one_that_this_configuration_would_be() -> None:
     result = CliRunner().invoke(program, ["--port", "0", "call", "lm", "Say"])
     assert result.exit_code == 2
     assert "--url is missing" in result.output
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"models": ["echo", "lm"]}', ' everywire call lm "Return the". This server has: echo, lm.'),
+        (b'{"models": ["shout"]}', ' everywire call shout "Return the". This server has: shout.'),
+        (b'{"models": ["a\\u001b", 7]}', " This server has: a\\x1b."),
+        (json.dumps({"models": [f"m{n}" for n in range(12)]}).encode(), "m8, m9 and 2 more."),
+        (b'{"error": "no such path: /"}', 'Which model? For example: everywire call lm "Return the".'),
+        (b"[]", 'Which model? For example: everywire call lm "Return the".'),
+        (b"no JSON", 'Which model? For example: everywire call lm "Return the".'),
+    ],
+)
+def test_a_call_without_a_model_is_told_which_there_are(answer: bytes, said: str) -> None:
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *arguments: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        result = CliRunner().invoke(program, ["call", "--url", f"http://127.0.0.1:{server.server_port}"])
+    assert result.exit_code == 2
+    assert result.output.startswith("Error: Which model? For example: everywire call ")
+    assert result.output.rstrip().endswith(said)
+
+
+def test_a_call_without_a_model_and_a_server_is_told_an_example() -> None:
+    result = CliRunner().invoke(program, ["--port", "1", "call"])
+    assert (result.exit_code, result.output) == (2, 'Error: Which model? For example: everywire call lm "Return the".\n')
 
 
 def test_help_teaches_by_example() -> None:

@@ -144,7 +144,27 @@ def test_the_development_certificate_is_made_and_its_ca_is_named_in_the_log(serv
     assert (tmp_path / "tls" / "ca.pem").exists()
 
 
+def test_a_model_without_a_name_has_that_of_its_attribute(served: Served) -> None:
+    run("--model", "app:chat", "--model", "app:Chat.load")
+    assert served.configs[0].models == {
+        "chat": ModelConfig(factory="app:chat"),
+        "Chat": ModelConfig(factory="app:Chat.load"),
+    }
+
+
+def test_a_file_stands_for_its_one_model(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "one_of_mine.py").write_text("def chat(prompt: str) -> str:\n    return prompt\n")
+    result = run("--model", "one_of_mine.py", "--set", "models.chat.capacity=2")
+    assert result.exit_code == 0, result.output
+    assert served.configs[0].models == {"chat": ModelConfig(factory="one_of_mine:chat", capacity=2)}
+    message = failure("--model", "chat=app:f", "--model", "one_of_mine.py")
+    assert message == "models.chat.factory is set twice: by --model chat and by --model one_of_mine.py"
+
+
 # ---- errors ----
+
+TAKES = "--model takes NAME=MODULE:ATTR, MODULE:ATTR or FILE.py"
 
 
 @pytest.mark.parametrize(
@@ -154,8 +174,11 @@ def test_the_development_certificate_is_made_and_its_ca_is_named_in_the_log(serv
         (["--log-level", "loud"], "--log-level: log.level must be one of debug, info, warning, error, not 'loud'"),
         (["--set", "limits.haed=1"], "--set limits.haed: limits.haed is not a setting: did you mean limits.head?"),
         (["--set", "limits.head"], "--set takes SECTION.KEY=VALUE, such as limits.body=64MiB, not 'limits.head'"),
-        (["--model", "app:f"], "--model takes NAME=MODULE:ATTR, such as chat=app:generate, not 'app:f'"),
-        (["--model", "=app:f"], "--model takes NAME=MODULE:ATTR, such as chat=app:generate, not '=app:f'"),
+        (["--model", "app"], f"{TAKES}, such as chat=app:generate, not 'app'"),
+        (["--model", "app:"], f"{TAKES}, such as chat=app:generate, not 'app:'"),
+        (["--model", ":f"], f"{TAKES}, such as chat=app:generate, not ':f'"),
+        (["--model", "=app:f"], f"{TAKES}, such as chat=app:generate, not '=app:f'"),
+        (["--model", "app.py"], "app.py: no such file"),
         (
             ["--model", "a=app.py"],
             "--model a: models.a.factory must be \"module:attribute\", or the name of a library model, not 'app.py'",
@@ -310,7 +333,7 @@ def test_config_prints_what_is_in_force_and_where_it_was_set(tmp_path: Path) -> 
     assert 'factory = "app:lm"  # everywire.toml:2\n' in result.output
     assert tomllib.loads(result.output)["listen"] == {
         "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "grpc_port": -1,
-            "unix_mode": "660", "trusted_proxies": [],
+            "unix_mode": "660", "trusted_proxies": [], "index": "auto",
         "backlog": 2048, "tcp_keepalive": 60.0, "processes": 1,
     }  # fmt: skip
 
@@ -512,7 +535,7 @@ def test_models_lists_what_would_be_served() -> None:
         ["NAME", "FAMILY", "CAPACITY", "FROM", "TENSORS"],
         ["mine", "tensor", "2", "app:f", "any", "->", "any"],
     ]
-    assert "No server was asked" in result.stderr
+    assert result.output.startswith("Configured here (no server was asked; everywire models list asks one):\nNAME ")
 
 
 @pytest.mark.usefixtures("_loading")
@@ -583,7 +606,7 @@ def test_models_shows_what_a_model_of_tensors_declares(
     spec = SimpleNamespace(family=Family.TENSOR, capacity=1, **TENSORS | declared)
     replace_module(monkeypatch, "gateway.catalog.factories", load_spec=lambda name, config: spec, library_specs=lambda: [])
     result = run("--model", "mine=app:f", "models")
-    assert result.output.splitlines()[1] == f"mine  tensor  1         app:f  {said}"
+    assert result.stdout.splitlines()[1] == f"mine  tensor  1         app:f  {said}"
 
 
 @pytest.mark.usefixtures("_loading")

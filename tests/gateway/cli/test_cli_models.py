@@ -213,7 +213,10 @@ def test_where_no_plane_answers_the_status_is_4(tmp_path: Path) -> None:
 
 
 USAGE = [
-    (["list"], "--url is missing: operator.port names no port; a server has a plane where that is set for it"),
+    (
+        ["list"],
+        "No operator plane to ask. Start the server with --set operator.port=8090, or give --url http://HOST:PORT.",
+    ),
     (["list", "--url", "ftp://x"], "--url: 'ftp://x' is not such as http://127.0.0.1:9000"),
     (["list", "--url", "http://:9"], "is not such as"),
     (["load", "--url", "http://127.0.0.1:1"], "Missing argument 'NAME...'"),
