@@ -14,7 +14,18 @@ from pathlib import Path
 import trio
 
 from gateway.cli.options import CommandLine
-from gateway.cli.serve import CUT, SIGNALS, has_terminal, make_gateway, obey, prepare_memory, tell, told, until_signalled
+from gateway.cli.serve import (
+    CUT,
+    SIGNALS,
+    has_terminal,
+    make_gateway,
+    obey,
+    prepare_memory,
+    remind,
+    tell,
+    told,
+    until_signalled,
+)
 from gateway.config import Config
 from gateway.config.agreement import has_plane
 from gateway.config.load import resolve
@@ -38,6 +49,7 @@ def run_fronts(config: Config, given: CommandLine, processes: int) -> int:
         if config.tls.dev:
             development_certificate(config.tls)  # or each front would make one
         tell(config)
+        remind(config)
         command_line = (None if given.file is None else str(given.file), dict(given.overrides), dict(given.flags))
         code = until_signalled(partial(_serve, Parent(config, processes, command_line)))
     flush()

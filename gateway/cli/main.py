@@ -584,8 +584,9 @@ def _serve(context: click.Context, given: CommandLine) -> NoReturn:
 
         context.exit(run_fronts(chosen, given, processes))
     from gateway.cli.serve import run
+    from gateway.cli.start.block import start_block
 
-    context.exit(run(replace(chosen, listen=replace(chosen.listen, processes=1))))
+    context.exit(run(replace(chosen, listen=replace(chosen.listen, processes=1)), greeting=start_block))
 
 
 def _announce_certificate(tls: TLSConfig) -> None:

@@ -21,14 +21,14 @@ from gateway.catalog.folder import make_spec
 from gateway.catalog.process_memory import give_back_at_rest, return_large_blocks, share_one_arena
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
-from gateway.config.exposure import closes, warnings
+from gateway.config.exposure import UNVERIFIED, verifies_nothing, warnings
 from gateway.config.problem import ConfigError
 from gateway.errors import GatewayError, ModelGivenUp
 from gateway.gateway import Gateway
 from gateway.net.tls_reload import tell_broken
 from gateway.serving.drain import DrainReport
 from gateway.serving.ports import Ports
-from gateway.telemetry.logging_setup import configure, flush, speaking_for_python
+from gateway.telemetry.logging_setup import configure, flush, has_terminal_log, say, speaking_for_python
 from gateway.telemetry.span_export import exporting
 from models.errors import contain_interrupts, leaves
 from models.spec import ModelSpec
@@ -40,23 +40,26 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TERMINAL = "/dev/tty"
 
 
-def run(config: Config, models: Sequence[Any] = (), *, listening: Callable[[Gateway], None] | None = None) -> int:
+def run(
+    config: Config,
+    models: Sequence[Any] = (),
+    *,
+    listening: Callable[[Gateway], None] | None = None,
+    greeting: Callable[[Gateway], str] | None = None,
+) -> int:
     """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 3 where a stream was cut at the
     deadline of the drain, 1 where it could not start, or not go on without a model that was given up (the log says why).
-    `listening` is called once the ports are open, before any model is ready. SIGHUP reloads the certificate; when the
-    terminal is gone that it was started from it drains, unless it was to be ignored, as nohup has it. It is meant for a
-    process that ends with it: those signals are ignored afterwards."""
+    `listening` is called once the ports are open, before any model is ready. `greeting` gives what a terminal is told once
+    the server serves; if the log is not written to one it is not called. SIGHUP reloads the certificate; when the terminal
+    is gone that it was started from it drains, unless it was to be ignored, as nohup has it. It is meant for a process that
+    ends with it: those signals are ignored afterwards."""
     configure(config.log)
     with speaking_for_python():
-        code = _run(config, models, listening)
+        prepare_memory(config)
+        with exporting(config.tracing) if config.tracing.enabled else nullcontext():
+            code = until_signalled(partial(_serve, config, models, listening, greeting))
     flush()
     return code
-
-
-def _run(config: Config, models: Sequence[Any], listening: Callable[[Gateway], None] | None) -> int:
-    prepare_memory(config)
-    with exporting(config.tracing) if config.tracing.enabled else nullcontext():
-        return until_signalled(partial(_serve, config, models, listening))
 
 
 def prepare_memory(config: Config) -> None:
@@ -99,6 +102,7 @@ async def _serve(
     config: Config,
     models: Sequence[Any],
     listening: Callable[[Gateway], None] | None,
+    greeting: Callable[[Gateway], str] | None,
     early: Sequence[int],
     tied: bool,
 ) -> int:
@@ -119,6 +123,10 @@ async def _serve(
             await nursery.start(gateway.serve)
             if not gateway.draining:
                 log.info("serving", extra={"at": gateway.addresses, "models": sorted(gateway.supervisor.workers)})
+                if greeting is not None and has_terminal_log():
+                    say(greeting(gateway))
+                else:
+                    remind(config)
             # what is here now stays: the collector need not look at all of it again and again
             gc.collect()
             gc.freeze()
@@ -149,8 +157,13 @@ async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> N
 def make_gateway(config: Config, models: Sequence[Any] = (), ports: Ports | None = None) -> Gateway:
     """A gateway of the configured models and these, the one of a folder too; of the library's where there is none and none
     is to come. `ports` are those of a parent, which has told what there is to know of the configuration."""
+    gateway = _gateway(config, models, ports)
     if ports is None:
-        tell(config, models)
+        tell(config, models)  # not before: what is wrong with a configuration comes alone
+    return gateway
+
+
+def _gateway(config: Config, models: Sequence[Any], ports: Ports | None) -> Gateway:
     if path := served_folder(config, alone=not models):
         return Gateway(config, [*models, _model_of(config, path)], ports=ports)
     if config.models or models or config.sagemaker.multi_model:
@@ -162,12 +175,16 @@ def make_gateway(config: Config, models: Sequence[Any] = (), ports: Ports | None
 
 def tell(config: Config, models: Sequence[Any] = ()) -> None:
     """Logs what an operator should know of a configuration."""
-    if not config.sagemaker.sigv4.credentials and not closes(config):
-        log.info("signatures are not looked at: everyone may call", extra={"setting": "sagemaker.sigv4.credentials"})
     for event, fields in warnings(config, os.environ):
         log.warning(event, extra=fields)
     if not (config.models or models or config.sagemaker.multi_model or served_folder(config, alone=not models)):
         log.info("no model is configured: serving the library models", extra={"hint": "--model NAME=module:attribute"})
+
+
+def remind(config: Config) -> None:
+    """Logs that signatures are not verified, unless something else lets in only some."""
+    if verifies_nothing(config):
+        log.info(UNVERIFIED, extra={"setting": "sagemaker.sigv4.credentials"})
 
 
 def _model_of(config: Config, path: str) -> ModelSpec:

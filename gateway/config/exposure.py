@@ -21,6 +21,14 @@ def closes(config: Config) -> bool:
     return bool(required or config.sagemaker.sigv4.credentials) and not config.access.unsigned
 
 
+UNVERIFIED = "Request signatures are not verified: any client that reaches this port can call the models."
+
+
+def verifies_nothing(config: Config) -> bool:
+    """True if every client that reaches the server can call it, so that UNVERIFIED is to be said."""
+    return not config.sagemaker.sigv4.credentials and not closes(config)
+
+
 def wrong_access(config: Config, environ: Mapping[str, str], where: Where = str) -> Iterator[Problem]:
     """A problem where everybody on a network could manage the models, or a page of any site call them, and nobody has said
     that they may."""

@@ -59,6 +59,8 @@ class QueuedHandler(logging.Handler):
         super().__init__()
         self._shared = shared
         self._stream = stream
+        self.terminal = stream.isatty()
+        """True if people read the stream as it is written."""
         self._descriptor = descriptor_of(stream)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()  # its `put` is reentrant: a signal handler may log
@@ -85,6 +87,16 @@ class QueuedHandler(logging.Handler):
         if self._unsaid:
             self._say_dropped()
         self._give(item, size)
+
+    def say(self, text: str) -> None:
+        """Writes the text as it is, after what was logged before it. It is dropped as a record is."""
+        with self.lock:  # type: ignore[union-attr]
+            if self._forked:
+                self._written(text)
+            elif self._closed or self._full(len(text)):
+                self._lost(1)
+            else:
+                self._give(text, len(text))
 
     def flush(self) -> None:
         """Returns when everything that was logged before is written, after PATIENCE seconds at the latest; at once where

@@ -69,6 +69,18 @@ def has_colours(stream: IO[str]) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def has_terminal_log() -> bool:
+    """True if the log is written to a terminal."""
+    return any(isinstance(handler, QueuedHandler) and handler.terminal for handler in logging.getLogger().handlers)
+
+
+def say(text: str) -> None:
+    """Writes text for people after what was logged, if the log is written to a terminal."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, QueuedHandler) and handler.terminal:
+            handler.say(text)
+
+
 def flush() -> None:
     """Returns when what was logged is written, a second later at the latest."""
     for handler in logging.getLogger().handlers:

@@ -59,7 +59,7 @@ class Served:
         self.status = 0
         self.error: Exception | None = None
 
-    def run(self, config: Config) -> int:
+    def run(self, config: Config, **_: Any) -> int:
         self.configs.append(config)
         for handler in logging.getLogger().handlers:
             handler.flush()  # as at the end of a process

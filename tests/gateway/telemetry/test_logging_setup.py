@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gateway.config import LogConfig
-from gateway.telemetry.logging_setup import configure
+from gateway.telemetry.logging_setup import configure, has_terminal_log, say
 from gateway.untrusted_text import escape
 
 EXCHANGE = {
@@ -175,6 +175,19 @@ def test_a_traceback_in_text_is_indented_and_escaped() -> None:
 
 def test_what_is_printable_is_not_changed() -> None:
     assert escape("plain, café ✓") == "plain, café ✓"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_people_are_told_something_behind_the_log_if_they_read_it(terminal: bool) -> None:
+    stream = Written()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    configure(LogConfig(format="json"), stream=stream)
+    assert has_terminal_log() is terminal
+    logging.getLogger("gateway").info("first")
+    say("  a block\n  of lines\n")
+    lines = stream.getvalue().splitlines()
+    assert json.loads(lines[0])["event"] == "first"
+    assert lines[1:] == (["  a block", "  of lines"] if terminal else [])
 
 
 # ---- levels and loggers ----
