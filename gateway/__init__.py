@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.asgi import ASGIApp
+    from gateway.cli.start.program import run
     from gateway.config import (
         AccessConfig,
         AdmissionConfig,
@@ -46,12 +47,13 @@ __all__ = [
     "DrainConfig", "Ending", "EndpointConfig", "Gateway", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig",
     "LogConfig", "MetricsConfig", "ModelConfig", "OpenAIConfig", "OperatorConfig", "ProcessConfig", "Refusal",
     "RepositoryConfig", "RestartConfig", "SageMakerConfig", "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig",
-    "TransportLost", "V2Config", "VariantConfig", "WebSocketConfig",
+    "TransportLost", "V2Config", "VariantConfig", "WebSocketConfig", "run",
 ]  # fmt: skip
 
 
 _HOMES = {
     "gateway.asgi": ("ASGIApp",),
+    "gateway.cli.start.program": ("run",),
     "gateway.config": (
         "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "DrainConfig",
         "EndpointConfig", "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig",

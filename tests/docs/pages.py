@@ -242,7 +242,9 @@ class Reader:
         program = re.search(r"\bpython (\w+\.py)", command)
         if program is None:
             return bool(_SERVER.search(command + " "))
-        return bool(re.search(r"gateway\.serve|hypercorn|asyncio\.run\(serve\(", (self.folder / program[1]).read_text()))
+        return bool(
+            re.search(r"gateway\.(?:serve|run\()|hypercorn|asyncio\.run\(serve\(", (self.folder / program[1]).read_text())
+        )
 
     def ported(self, text: str) -> str:
         """The page's text with the ports that are free here."""
