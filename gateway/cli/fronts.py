@@ -6,10 +6,12 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import trio
 
@@ -31,32 +33,44 @@ from gateway.config.agreement import has_plane
 from gateway.config.load import resolve
 from gateway.config.problem import ConfigError
 from gateway.config.share import configuration_of_each
+from gateway.config.text import dotted
 from gateway.fronts.front import Front, begin_with, failed
+from gateway.fronts.messages import Begin
 from gateway.fronts.parent import Parent
+from gateway.gateway import Gateway
 from gateway.net.tls_context import development_certificate
-from gateway.telemetry.logging_setup import configure, flush, speaking_for_python
+from gateway.telemetry.logging_setup import configure, flush, has_terminal_log, say, speaking_for_python
 from gateway.telemetry.span_export import exporting
 from models.errors import contain_interrupts
 
 log = logging.getLogger("gateway")
 
 
-def run_fronts(config: Config, given: CommandLine, processes: int) -> int:
+Beside: TypeAlias = Callable[[Parent], Coroutine[Any, Any, None]]
+"""What runs beside a parent as long as that serves."""
+
+
+def run_fronts(
+    config: Config, given: CommandLine, processes: int, *, sources: tuple[str, ...] = (), beside: Beside | None = None
+) -> int:
     """Serves with so many fronts until SIGTERM or SIGINT has drained all; the exit codes are those of `cli.serve.run`.
-    SIGHUP replaces the fronts, each by one that reads code and configuration anew."""
+    SIGHUP replaces the fronts, each by one that reads code and configuration anew. The models of the files `sources` are
+    served too, as each front finds them there."""
     configure(config.log)
     with speaking_for_python():
         if config.tls.dev:
             development_certificate(config.tls)  # or each front would make one
-        tell(config)
-        remind(config)
-        command_line = (None if given.file is None else str(given.file), dict(given.overrides), dict(given.flags))
-        code = until_signalled(partial(_serve, Parent(config, processes, command_line)))
+        tell(config, sources)
+        if not has_terminal_log():  # or the first front tells it
+            remind(config)
+        file = None if given.file is None else str(given.file)
+        parent = Parent(config, processes, (file, dict(given.overrides), dict(given.flags), sources))
+        code = until_signalled(partial(_serve, parent, beside))
     flush()
     return code
 
 
-async def _serve(parent: Parent, early: list[int], tied: bool) -> int:
+async def _serve(parent: Parent, beside: Beside | None, early: list[int], tied: bool) -> int:
     contain_interrupts()
     with (
         trio.open_signal_receiver(*SIGNALS) as signals,
@@ -65,6 +79,8 @@ async def _serve(parent: Parent, early: list[int], tied: bool) -> int:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, signals, parent)
             nursery.start_soon(_replace, hangups, parent, tied)
+            if beside is not None:
+                nursery.start_soon(beside, parent)
             if early:
                 parent.begin_drain()
             try:
@@ -113,12 +129,16 @@ def serve_as_front(control: socket.socket) -> int:
     begin, handed = begin_with(control)
     file = None if begin.file is None else Path(begin.file)
     try:
-        resolved = resolve(file=file, environ=os.environ, overrides=begin.overrides, flags=begin.flags)
+        if begin.sources:
+            sys.dont_write_bytecode = True  # or a file that changes twice in a second would be what it was
+        overrides = {**begin.overrides, **_factories(begin.sources)}
+        resolved = resolve(file=file, environ=os.environ, overrides=overrides, flags=begin.flags)
         config = configuration_of_each(resolved.config, begin.processes)
-        configure(config.log, front=begin.number)
+        configure(config.log, front=begin.number if begin.processes > 1 else None)
         prepare_memory(config)
         with speaking_for_python(), exporting(config.tracing) if config.tracing.enabled else nullcontext():
-            front = Front(make_gateway(config, ports=begin.ports), begin.number, control, handed)
+            gateway = make_gateway(config, ports=begin.ports)
+            front = Front(gateway, begin.number, control, handed, serves=partial(_greet, gateway, begin))
             code = 0 if trio.run(front.run) else 1
     except ConfigError as e:
         failed(control, str(e), configuration=True)
@@ -129,3 +149,21 @@ def serve_as_front(control: socket.socket) -> int:
         code = 1
     flush()
     return code
+
+
+def _factories(sources: Sequence[str]) -> dict[str, str]:
+    """The settings that the models of these files are. ConfigError for a file that has none."""
+    if not sources:
+        return {}
+    from gateway.cli.start.found import models_of
+
+    found = [factory for source in sources for factory in models_of(source)]
+    return {dotted(("models", factory.partition(":")[2], "factory")): factory for factory in found}
+
+
+def _greet(gateway: Gateway, begin: Begin) -> None:
+    """Tells a terminal what is served, once for all fronts."""
+    if begin.first and has_terminal_log():
+        from gateway.cli.start.block import DEVELOPMENT, start_block
+
+        say(start_block(gateway, DEVELOPMENT if begin.sources else ()))

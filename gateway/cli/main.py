@@ -46,6 +46,7 @@ _EPILOG = f"""
 \b
 Examples:
   everywire                                   serve the library models on port 8080
+  everywire dev app.py                        serve the models of app.py, anew at each change
   everywire --model app.py                    serve the model of app.py
   everywire --model chat=app:generate         serve the function `generate` of app.py as "chat"
   everywire --config everywire.toml --port 0  a file, and a flag that overrides it
@@ -162,6 +163,32 @@ without a model; 2 wrong command line or configuration; 3 a stream was cut at th
 def serve(given: CommandLine) -> None:
     """Serve until SIGTERM or SIGINT, then drain. The same as no command."""
     _serve(click.get_current_context(), given)
+
+
+@program.command(
+    short_help="Serve the models of a file, and anew when it changes.",
+    epilog="""
+\b
+Examples:
+  everywire dev app.py
+  everywire dev app.py --port 9000
+  everywire dev app.py --config everywire.toml
+
+\b
+Exit status: 0 stopped; 1 it could not start; 2 wrong command line, configuration or file.
+""",
+)
+@click.argument("source", metavar="FILE")
+@configured
+def dev(given: CommandLine, source: str) -> None:
+    """Serve all models that FILE defines, each by its name, with a console on a free port of this machine, and start
+    anew when the file, or code that it imports from this folder, changes. Not for production: what runs is cut then.
+
+    If a change cannot be served, because of a syntax error, say, the log shows why, and what was served goes on."""
+    check_directory()
+    from gateway.cli.start.dev import run_dev
+
+    click.get_current_context().exit(run_dev(given, source))
 
 
 @program.command(

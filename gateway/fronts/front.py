@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, final
 
@@ -78,10 +79,18 @@ def failed(control: socket.socket, text: str, *, configuration: bool) -> None:
 class Front:
     """Serves what the parent hands over, until that has drained it or is gone."""
 
-    def __init__(self, gateway: Gateway, number: int, control: socket.socket, handed: socket.socket) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        number: int,
+        control: socket.socket,
+        handed: socket.socket,
+        serves: Callable[[], None] | None = None,
+    ) -> None:
+        """`serves` is called once, when it serves."""
         control.setblocking(False)
         handed.setblocking(False)
-        self._gateway, self._number, self._handed = gateway, number, handed
+        self._gateway, self._number, self._handed, self._serves = gateway, number, handed, serves
         self._answers: GatewayAnswers | None = None
         self._watches: dict[int, StreamWatch] = {}  # by the number of who reads the events
         if has_plane(gateway.config.operator) or gateway.config.metrics.port >= 0:
@@ -105,6 +114,8 @@ class Front:
             if self._failure is None:
                 unready = tuple(self._gateway.unready)
                 self._post(Serving(sorted(self._gateway.supervisor.workers), unready))
+                if self._serves is not None:
+                    self._serves()
             # what is here now stays: the collector need not look at all of it again and again
             gc.collect()
             gc.freeze()

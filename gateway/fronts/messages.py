@@ -41,6 +41,10 @@ class Begin(_Message, frozen=True, tag=0):
     overrides: dict[str, str]
     flags: dict[str, str]
     """The command line, as `gateway.config.load.resolve` takes it."""
+    sources: tuple[str, ...] = ()
+    """Files of Python code whose models are served too; only fronts import them."""
+    first: bool = False
+    """True for the one that tells a terminal what is served."""
 
 
 @final

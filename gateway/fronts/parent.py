@@ -30,8 +30,8 @@ from models.spec import RestartPolicy
 
 log = logging.getLogger("gateway.fronts")
 
-CommandLine: TypeAlias = "tuple[str | None, dict[str, str], dict[str, str]]"
-"""The file, the settings that were given, and the option behind each."""
+CommandLine: TypeAlias = "tuple[str | None, dict[str, str], dict[str, str], tuple[str, ...]]"
+"""The file, the settings that were given, the option behind each, and files whose models are served too."""
 
 _HELD = 512  # connections that it has at once: more wait in the kernel
 _LOOK = 0.25  # seconds between two looks for connections that wait
@@ -127,8 +127,7 @@ class Parent:
     def _start(self, number: int) -> FrontLink:
         """A front for a place, which is not handed anything yet. OSError."""
         self._ids += 1
-        file, overrides, flags = self._command_line
-        begin = Begin(number, self.processes, self.ports, file, overrides, flags)
+        begin = Begin(number, self.processes, self.ports, *self._command_line, first=self._ids == 1)
         link = FrontLink.start(begin, self._ids)
         link.changed, link.acknowledged = self._noticed, self._acknowledged
         self.links.append(link)

@@ -18,6 +18,8 @@ from gateway.workers.states import State
 from models.messages import Family
 from models.spec import ModelSpec, TensorSpec
 
+DEVELOPMENT = ("Not for production: what runs is cut when a file changes, and the models start anew.",)
+"""What `everywire dev` says beside all else."""
 _NAMES = 8
 """The most models that are named."""
 _TEXT = "Return the"
@@ -33,7 +35,9 @@ def start_block(gateway: Gateway, notes: Sequence[str] = ()) -> str:
         lines.append("Requests need a key, a certificate or a signature.")
     elif calls := _calls(gateway):
         lines += ["Try:", *(f"  {call}" for call in calls)]
-    if has_plane(config.operator) and (console := reached_at(config.operator.host, gateway.operator_port)):
+    plane = config.operator
+    # the plane of several processes is their parent's, at the port that is configured
+    if has_plane(plane) and (console := reached_at(plane.host, gateway.operator_port or plane.port)):
         lines.append(f"Console: {console}")
     lines += notes
     if verifies_nothing(config):

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +24,8 @@ from models.adapt import spec_of
 from models.errors import ModelError
 from models.messages import Part
 from models.spec import ModelSpec, TensorSpec
+from tests.gateway.cli.start.terminal import PATIENCE, everywire
 
-PATIENCE = 60.0
 APP = "async def shout(prompt: str) -> str:\n    return prompt.upper()\n"
 
 
@@ -126,36 +122,6 @@ def _fails() -> Any:
 
 
 # -- in a terminal -------------------------------------------------------------------------------------------------
-
-
-class Terminal:
-    """What a program has written to its terminal."""
-
-    def __init__(self, master: int) -> None:
-        self._master, self.text = master, ""
-
-    def until(self, wanted: str) -> str:
-        """All of it, once that has come."""
-        deadline = time.monotonic() + PATIENCE
-        while wanted not in self.text:
-            assert time.monotonic() < deadline, self.text
-            self.text += os.read(self._master, 65536).decode().replace("\r\n", "\n")
-        return self.text
-
-
-@contextmanager
-def everywire(folder: Path, *arguments: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
-    """The program, with a terminal for its standard error alone."""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "gateway", *arguments]
-    process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stderr=slave, start_new_session=True)
-    os.close(slave)
-    try:
-        yield Terminal(master), process
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
 
 
 @pytest.mark.programs

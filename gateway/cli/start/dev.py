@@ -1,0 +1,143 @@
+"""`everywire dev`: the models of a file, served anew each time that the file, or code that it imports, changes."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from gateway.cli.fronts import run_fronts
+from gateway.cli.options import CommandLine
+from gateway.cli.serve import CUT
+from gateway.cli.start.found import module_of
+from gateway.config.problem import ConfigError
+from gateway.config.share import processes_of
+from gateway.fronts.link import FrontLink
+from gateway.fronts.parent import Parent
+
+log = logging.getLogger("gateway.dev")
+
+_LOOK = 0.5
+"""Seconds between two looks at the files. A change is served once it is older than that: editors write in several steps."""
+_MOST = 1000  # files
+_CONSOLE = 8090
+
+Stamps = Mapping[Path, "tuple[int, int] | None"]
+"""The time and the size of each file; None for one that is gone."""
+
+
+def run_dev(given: CommandLine, file: str) -> int:
+    """Serves until SIGTERM or SIGINT; 0 then, also if a stream was cut. ConfigError for a file that cannot be served. If it
+    cannot be served after a change, what was served goes on, and the log says why."""
+    if sys.platform != "linux":
+        raise ConfigError(f"everywire dev needs Linux; elsewhere: everywire --model {file}, and start it again")
+    module_of(file)
+    said = given.resolve().sources
+    unsaid = {key: value for key, value in _usual().items() if key not in said}
+    given = given.joined(CommandLine(overrides=unsaid, flags=dict.fromkeys(unsaid, "everywire dev")))
+    config = given.resolve().config
+    logging.getLogger("gateway.fronts").setLevel(logging.WARNING)  # nobody here asks which process it is
+    files = Files(Path(file), Path.cwd(), *([] if given.file is None else [given.file]))
+    code = run_fronts(config, given, processes_of(config), sources=(file,), beside=partial(_watch, files))
+    return 0 if code == CUT else code
+
+
+def _usual() -> dict[str, str]:
+    """What is set here if nobody says otherwise."""
+    return {"log.format": "text", "drain.timeout": "0", "operator.port": str(_free(_CONSOLE))}
+
+
+def _free(port: int) -> int:
+    """That port of this machine, or another if it is taken."""
+    try:
+        with socket.create_server(("127.0.0.1", port)) as sock:
+            found: int = sock.getsockname()[1]
+            return found
+    except OSError:
+        return _free(0)
+
+
+async def _watch(files: Files, parent: Parent) -> None:
+    """Has everything served anew when one of the files has changed, and has then been the same for a while."""
+    served = before = files.stamps()
+    serving: FrontLink | None = None
+    while True:
+        await trio.sleep(_LOOK)
+        front = parent.current.get(0)
+        if front is not None and front is not serving and front.taking and front.serving is not None:
+            if serving is not None:
+                log.info("serving anew", extra={"models": front.serving.models})
+            serving = front
+        now = files.stamps()
+        if now == before != served:
+            changed = [path for path in now if now[path] != served.get(path, now[path])]
+            log.info("changed", extra={"files": [files.name(path) for path in changed]})
+            served = now
+            parent.replace()
+        before = now
+
+
+class Files:
+    """A file of Python code with what it imports from its folder, and others beside."""
+
+    def __init__(self, file: Path, folder: Path, *others: Path) -> None:
+        self._file, self._folder, self._others = file.resolve(), folder.resolve(), [path.resolve() for path in others]
+        self._imported: dict[Path, tuple[tuple[int, int] | None, list[Path]]] = {}
+
+    def name(self, path: Path) -> str:
+        """How people call one of them."""
+        return str(path.relative_to(self._folder)) if path.is_relative_to(self._folder) else str(path)
+
+    def stamps(self) -> Stamps:
+        """All of them, as they are now."""
+        found: dict[Path, tuple[int, int] | None] = {path: _stamp(path) for path in self._others}
+        left = [self._file]
+        while left and len(found) < _MOST:
+            path = left.pop()
+            if path not in found:
+                found[path] = _stamp(path)
+                left += self._imports(path, found[path])
+        return found
+
+    def _imports(self, path: Path, stamp: tuple[int, int] | None) -> list[Path]:
+        """What a file imports; while it cannot be read, what it did."""
+        known, imported = self._imported.get(path, (None, []))
+        if stamp is not None and stamp != known:
+            with suppress(OSError, SyntaxError, ValueError):
+                imported = list(self._found_in(ast.parse(path.read_bytes())))
+            self._imported[path] = stamp, imported
+        return imported
+
+    def _found_in(self, tree: ast.AST) -> Iterator[Path]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield from self._modules(alias.name)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield from self._modules(node.module)
+                for alias in node.names:
+                    yield from self._modules(f"{node.module}.{alias.name}")
+
+    def _modules(self, name: str) -> Iterator[Path]:
+        """The files of a module and of the packages around it, where they are in the folder."""
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            path = self._folder.joinpath(*parts[:end])
+            for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+                if file.is_file():
+                    yield file
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
