@@ -21,6 +21,7 @@ from gateway.cli.models import COMMANDS, EXIT_STATUS
 from gateway.cli.options import NAMES, CommandLine, configured, options
 from gateway.cli.plan import plan_command
 from gateway.cli.shadowing import check_directory
+from gateway.cli.start.new import KINDS, make
 from gateway.config import TLSConfig
 from gateway.config.load import PREFIX
 from gateway.config.problem import ConfigError
@@ -46,6 +47,7 @@ _EPILOG = f"""
 \b
 Examples:
   everywire                                   serve the library models on port 8080
+  everywire new greeter                       make a folder with a model and its tests
   everywire dev app.py                        serve the models of app.py, anew at each change
   everywire --model app.py                    serve the model of app.py
   everywire --model chat=app:generate         serve the function `generate` of app.py as "chat"
@@ -189,6 +191,29 @@ def dev(given: CommandLine, source: str) -> None:
     from gateway.cli.start.dev import run_dev
 
     click.get_current_context().exit(run_dev(given, source))
+
+
+@program.command(
+    short_help="Make a folder with a model, its tests and its settings.",
+    epilog="""
+\b
+Examples:
+  everywire new greeter
+  everywire new meter --kind audio
+
+\b
+Kinds: text, a generator of tokens; chat, with a template for messages; tensor, arrays in and out;
+audio, parts in both directions; rolling, a batch that sequences join and leave.
+""",
+)
+@click.argument("folder", metavar="NAME", type=click.Path(path_type=Path))
+@click.option("--kind", type=click.Choice(KINDS), default="text", show_default=True, help="What the model takes.")
+@click.pass_obj
+def new(given: CommandLine, folder: Path, kind: str) -> None:
+    """Make the folder NAME with app.py, test_app.py and everywire.toml. A folder that is not empty is refused."""
+    if given.anything:
+        raise click.UsageError("new takes only its own options, after its name: see `everywire new --help`")
+    click.echo(make(folder, kind), nl=False)
 
 
 @program.command(
