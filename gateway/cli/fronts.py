@@ -61,8 +61,6 @@ def run_fronts(
         if config.tls.dev:
             development_certificate(config.tls)  # or each front would make one
         tell(config, sources)
-        if not has_terminal_log():  # or the first front tells it
-            remind(config)
         file = None if given.file is None else str(given.file)
         parent = Parent(config, processes, (file, dict(given.overrides), dict(given.flags), sources))
         code = until_signalled(partial(_serve, parent, beside))
@@ -162,8 +160,12 @@ def _factories(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _greet(gateway: Gateway, begin: Begin) -> None:
-    """Tells a terminal what is served, once for all fronts."""
-    if begin.first and has_terminal_log():
-        from gateway.cli.start.block import DEVELOPMENT, start_block
+    """Says once for all fronts what whoever has started them is to know."""
+    if not begin.first:
+        return
+    if not has_terminal_log():
+        remind(gateway.config)
+        return
+    from gateway.cli.start.block import DEVELOPMENT, start_block
 
-        say(start_block(gateway, DEVELOPMENT if begin.sources else ()))
+    say(start_block(gateway, DEVELOPMENT if begin.sources else ()))

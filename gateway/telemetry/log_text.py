@@ -28,13 +28,15 @@ def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
     loud = ending not in _QUIET
     head = f"{status} {ending.upper() if loud else ending}"
     before = [fields["model"], _times(fields), _amounts(fields)]
-    if fields["ms_first"] is not None and fields["items_out"] > 1:
-        before.insert(2, f"first {_seconds(fields['ms_first'])}")
+    first = fields["ms_first"]
+    if first is not None and fields["items_out"] > 1 and first < (1 - _LEAST_SHARE) * fields["ms"]:
+        before.insert(2, f"first {_seconds(first)}")
     if incident := fields.get("incident"):
         before.append(f"incident {incident}")
     if grpc_status := fields.get("grpc_status"):
         before.append(f"grpc-status {grpc_status}")
-    after = [f"{fields['dialect']} {fields['wire']}".strip(), split_port(fields["peer"])[0]]
+    # a WebSocket is a wire and its own dialect
+    after = [" ".join(dict.fromkeys(filter(None, (fields["dialect"], fields["wire"])))), split_port(fields["peer"])[0]]
     after += [f"{name} {fields[name]}" for name in ("key", "front", "instance") if name in fields]
     after.append(fields["id"])
     left = "  ".join(escape(text) for text in before if text)

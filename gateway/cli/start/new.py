@@ -49,5 +49,5 @@ _NEXT = """\
 Made app.py, test_app.py and everywire.toml in {folder}. Next, in that folder:
 
   everywire dev app.py
-  python -m pytest
+  python -m pytest        # pip install pytest, if it is missing
 """

@@ -16,6 +16,7 @@ import pytest
 
 from gateway.cli.start import dev
 from gateway.cli.start.dev import Files
+from gateway.config.exposure import UNVERIFIED
 from tests.gateway.cli.start.terminal import PATIENCE, Terminal, everywire
 
 APP = """
@@ -95,6 +96,7 @@ def test_a_file_that_cannot_be_served_from_the_start_is_one_line(tmp_path: Path)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1].startswith(f"Error: {said}")
+        assert UNVERIFIED not in done.stderr
 
 
 # -- what is watched -------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_it_makes_three_short_files_and_says_what_is_next(kind: str, tmp_path: P
         "Made app.py, test_app.py and everywire.toml in mine. Next, in that folder:",
         "",
         "  everywire dev app.py",
-        "  python -m pytest",
+        "  python -m pytest        # pip install pytest, if it is missing",
     ]
     made = {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()}
     assert sorted(made) == ["app.py", "everywire.toml", "test_app.py"]
