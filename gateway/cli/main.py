@@ -17,7 +17,7 @@ from gateway.addresses import reached_at
 from gateway.cli.config import config
 from gateway.cli.config_check import reason_of
 from gateway.cli.keys import keys
-from gateway.cli.models import COMMANDS, EXIT_STATUS
+from gateway.cli.models import COMMANDS, EXIT_STATUS, top
 from gateway.cli.options import NAMES, CommandLine, configured, options
 from gateway.cli.plan import plan_command
 from gateway.cli.shadowing import check_directory
@@ -65,6 +65,7 @@ Examples:
   everywire simulate --seeds 0..999           disasters in memory, each by its seed
   everywire plan --streams 256 --rate 50      how many gateways a load needs
   everywire call lm "Return the"              calls a model of a server, and prints as it arrives
+  everywire top --url http://127.0.0.1:8090   who is slow on a running server
   everywire models list                       asks a server's operator plane how its models fare
 
 \b
@@ -146,6 +147,7 @@ def program(
 program.add_command(config)
 program.add_command(keys)
 program.add_command(plan_command)
+program.add_command(top)
 
 
 @program.command(

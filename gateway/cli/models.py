@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -210,6 +211,49 @@ def drain(given: CommandLine, /, timeout: float | None, no_wait: bool, as_json: 
 
 
 COMMANDS = (list_models, load, unload, reload, live, drain)
+
+
+@_command(
+    "top",
+    "Who is slow: a running server at a glance.",
+    "everywire --set operator.port=8090 top",
+    "everywire top --url http://127.0.0.1:8090",
+    "everywire top --url http://127.0.0.1:8090 --once",
+    "everywire top --url http://127.0.0.1:8090 --json | jq .memory.used",
+)
+@click.option("--once", is_flag=True, help="Print one frame.  [default: where standard output is no terminal]")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often it looks.",
+)
+@_asking
+@click.pass_obj
+def top(given: CommandLine, /, once: bool, interval: float, as_json: bool, **where: Any) -> NoReturn:
+    """Show where the time of a running server's streams goes, how each model fares, and which streams have waited longest.
+    Rates are those between two looks. It changes nothing.
+
+    Keys: q quits, s sorts streams by another column, f shows those that wait for one thing alone, p pauses."""
+
+    def asked(plane: PlaneClient) -> int:
+        from gateway.cli.top import screen
+
+        if as_json:
+            for name, data in plane.events(f"/streams/events?interval={interval:g}"):
+                if name == "stats":
+                    click.echo(json.dumps(data))
+                    if once:
+                        break
+        elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+            click.echo("\n".join(screen.once(plane, interval)))
+        else:
+            screen.watch(plane, interval)
+        return DONE
+
+    _ask(given, where, asked)
 
 
 # ---- asking ----

@@ -89,8 +89,8 @@ def _times(fields: Mapping[str, Any]) -> str:
 def _amounts(fields: Mapping[str, Any]) -> str:
     """What went out, and what came in where that was more than one message."""
     items = fields["items_out"]
-    out = f"{items} item{'s' * (items != 1)} {_size(fields['bytes_out'])}"
-    return f"{fields['items_in']} in {_size(fields['bytes_in'])}  {out}" if fields["items_in"] > 1 else out
+    out = f"{items} item{'s' * (items != 1)} {size_text(fields['bytes_out'])}"
+    return f"{fields['items_in']} in {size_text(fields['bytes_in'])}  {out}" if fields["items_in"] > 1 else out
 
 
 def _seconds(ms: float) -> str:
@@ -102,7 +102,8 @@ def _seconds(ms: float) -> str:
     return f"{seconds // 60}m {seconds % 60:02}s" if seconds < 7200 else f"{seconds // 3600}h {seconds // 60 % 60:02}m"
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes for people: `27 B`, `6.3 KiB`."""
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, len(_UNITS))

@@ -27,7 +27,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini|pbtxt))\n")
 # a program of ours serves until it is stopped; of the gateway's own commands only these do not
 _SERVER = re.compile(
-    r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys|new|plan) )"
+    r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys|new|plan|top) )"
 )
 # what a server says when it listens: ours, uvicorn, Triton, multi-model-server
 _READY = re.compile("serving(?! the library)|listening|Uvicorn running|Started HTTPService|Model server started")

@@ -1,0 +1,1 @@
+"""`everywire top`: a running server at a glance, in a terminal."""

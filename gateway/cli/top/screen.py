@@ -1,0 +1,85 @@
+"""The screen of `everywire top`: looks again and again, draws, and obeys keys, until it is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from gateway.cli.top.frame import SORTS, WAITS, Look, Shown, frame
+from gateway.operator.client import PlaneClient
+
+_STREAMS = 200  # that are asked for
+_ENTER, _LEAVE, _HOME, _REST = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
+_END_OF_LINE = "\x1b[K\r\n"
+
+
+def look(plane: PlaneClient) -> Look:
+    """What the plane answers now."""
+    streams = plane.ask("GET", f"/streams?sort=waited&limit={_STREAMS}")["streams"]
+    return Look(stats=plane.ask("GET", "/stats"), models=plane.ask("GET", "/models")["models"], streams=streams)
+
+
+def once(plane: PlaneClient, interval: float) -> list[str]:
+    """One frame, of two looks so many seconds apart."""
+    before = look(plane)
+    time.sleep(interval)
+    return frame(before, look(plane), Shown(), width=shutil.get_terminal_size((160, 24)).columns, height=10_000)
+
+
+def watch(plane: PlaneClient, interval: float) -> None:
+    """Draws a frame each `interval` seconds until `q` is pressed."""
+    before, now, shown = None, look(plane), Shown()
+    with _cbreak() as pressed:
+        while True:
+            size = shutil.get_terminal_size()
+            lines = frame(before, now, shown, width=size.columns, height=size.lines)
+            sys.stdout.write(_HOME + _END_OF_LINE.join(lines) + _REST)
+            sys.stdout.flush()
+            key = pressed(interval)
+            if key == "q":
+                return
+            if key:
+                shown = obeyed(key, shown)
+            elif not shown.paused:
+                before, now = now, look(plane)
+
+
+def obeyed(key: str, shown: Shown) -> Shown:
+    """What is shown after a key; the same for a key that means nothing."""
+    match key:
+        case "s":
+            return replace(shown, sort=SORTS[(SORTS.index(shown.sort) + 1) % len(SORTS)])
+        case "f":
+            return replace(shown, waits_for=WAITS[(WAITS.index(shown.waits_for) + 1) % len(WAITS)])
+        case "p":
+            return replace(shown, paused=not shown.paused)
+    return shown
+
+
+@contextmanager
+def _cbreak() -> Iterator[Callable[[float], str]]:
+    """A screen of its own, and what waits so many seconds for a key: empty if none comes. At the end all is as before."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        # not by the stream: it would keep what else was typed from `select`
+        return os.read(descriptor, 1).decode("latin-1") or "q" if ready else ""
+
+    tty.setcbreak(descriptor)
+    sys.stdout.write(_ENTER)
+    try:
+        yield pressed
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
