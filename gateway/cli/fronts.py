@@ -47,7 +47,7 @@ log = logging.getLogger("gateway")
 
 
 Beside: TypeAlias = Callable[[Parent], Coroutine[Any, Any, None]]
-"""What runs beside a parent as long as that serves."""
+"""A task that runs beside a parent as long as that serves."""
 
 
 def run_fronts(
@@ -160,7 +160,7 @@ def _factories(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _greet(gateway: Gateway, begin: Begin) -> None:
-    """Says once for all fronts what whoever has started them is to know."""
+    """Prints the start block, or logs the reminder about signatures: once for all fronts."""
     if not begin.first:
         return
     if not has_terminal_log():

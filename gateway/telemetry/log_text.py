@@ -52,7 +52,7 @@ def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
 
 
 def draining_line(live: int, seconds: float) -> str:
-    """What a drain says at its begin to whoever waits for it."""
+    """The first line of a drain, for a user who waits for its end."""
     return f"Draining {live} stream{'s' * (live != 1)}, up to {seconds:g} s. Ctrl-C again ends them now."
 
 
@@ -87,7 +87,7 @@ def _times(fields: Mapping[str, Any]) -> str:
 
 
 def _amounts(fields: Mapping[str, Any]) -> str:
-    """What went out, and what came in where that was more than one message."""
+    """The messages and bytes that went out, and those that came in if there was more than one message."""
     items = fields["items_out"]
     out = f"{items} item{'s' * (items != 1)} {size_text(fields['bytes_out'])}"
     return f"{fields['items_in']} in {size_text(fields['bytes_in'])}  {out}" if fields["items_in"] > 1 else out

@@ -1,4 +1,4 @@
-"""What a call without a model is told: an example, and the models of the server, where it says which it has."""
+"""The error of a call without a model: an example, and the models of the server if that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start block: what a terminal is told when the server serves, with calls that work as they are printed."""
+"""The start block: printed on a terminal when the server serves, with calls that work as they are printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from models.messages import Family
 from models.spec import ModelSpec, TensorSpec
 
 DEVELOPMENT = ("Not for production: what runs is cut when a file changes, and the models start anew.",)
-"""What `everywire dev` says beside all else."""
+"""Notes of `everywire dev`."""
 _NAMES = 8
 """The most models that are named."""
 _TEXT = "Return the"
@@ -28,7 +28,7 @@ _MOST = 16  # elements of a tensor that is typed
 
 
 def start_block(gateway: Gateway, notes: Sequence[str] = ()) -> str:
-    """The block of a gateway that serves; `notes` are lines of its own for whoever has started it."""
+    """The block of a gateway that serves; `notes` are more lines for the user who started it."""
     config = gateway.config
     lines = [f"everywire {version()} at {', '.join(gateway.addresses)}", _models(gateway)]
     if closes(config):

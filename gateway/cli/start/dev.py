@@ -50,7 +50,7 @@ def run_dev(given: CommandLine, file: str) -> int:
 
 
 def _usual() -> dict[str, str]:
-    """What is set here if nobody says otherwise."""
+    """The settings that differ from the defaults here, unless the user sets them."""
     return {"log.format": "text", "drain.timeout": "0", "operator.port": str(_free(_CONSOLE))}
 
 

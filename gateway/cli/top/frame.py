@@ -12,7 +12,7 @@ from gateway.untrusted_text import escape
 
 PARTS = ("room", "slot", "input", "model", "flush", "begin")
 WAITS = ("", "slot", "model", "input", "room", "end")
-"""What streams are shown for: all, or those that wait for one of these."""
+"""The streams that are shown: all, or those that wait for one of these."""
 SORTS = ("waited", "age", "items_out", "bytes_out")
 _FAILED = ("model-error", "deadline", "transport-lost")
 _BAR = 25  # characters of a whole one
@@ -22,7 +22,7 @@ _COLUMN = 24  # characters of a name
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a plane has answered at one moment: `GET /stats`, `/models` and `/streams`."""
+    """The answers of a plane at one moment: `GET /stats`, `/models` and `/streams`."""
 
     stats: Mapping[str, Any]
     models: Sequence[Mapping[str, Any]]
@@ -32,7 +32,7 @@ class Look:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What whoever looks has chosen."""
+    """The choices of the user: which streams, in which order."""
 
     sort: str = SORTS[0]
     waits_for: str = WAITS[0]
@@ -63,7 +63,7 @@ _STREAMS = ("STREAM", "MODEL", "WAITS FOR", "AGE>", "ITEMS>", "OUT>", "PEER")
 
 @final
 class _Change:
-    """What has happened to one model between two looks."""
+    """The changes of one model between two looks."""
 
     def __init__(
         self, now: Mapping[str, Any], earlier: Mapping[str, Any] | None, name: str, bounds: Mapping[str, Any]

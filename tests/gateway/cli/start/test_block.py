@@ -115,6 +115,7 @@ async def test_a_model_that_does_not_answer_says_so(autojump_clock: Any) -> None
     lines = await block_of(broken, *(replace(SCALE, name=f"m{n}") for n in range(9)))
     assert lines[1].startswith("Models: broken (restarting), m0, ")
     assert lines[1].endswith("m6 and 2 more")
+    assert "/v2/models/m0/" in lines[3]
 
 
 def _fails() -> Any:
