@@ -107,7 +107,7 @@ class Files:
         return found
 
     def _imports(self, path: Path, stamp: tuple[int, int] | None) -> list[Path]:
-        """What a file imports; while it cannot be read, what it did."""
+        """The files that a file imports; while it cannot be read, those that it did."""
         known, imported = self._imported.get(path, (None, []))
         if stamp is not None and stamp != known:
             with suppress(OSError, SyntaxError, ValueError):

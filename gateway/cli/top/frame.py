@@ -110,7 +110,7 @@ def _head(stats: Mapping[str, Any], models: Sequence[Mapping[str, Any]], width: 
 
 
 def _parts(stats: Mapping[str, Any], changes: Mapping[str, _Change], seconds: float) -> str:
-    """Where the time of all streams went, in percent, then how many there are."""
+    """The shares of all streams' time by part, in percent, then rates."""
     spent = {part: sum(change.spent.get(part, 0.0) for change in changes.values()) for part in PARTS}
     total = sum(spent.values())
     said = []

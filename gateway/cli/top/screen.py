@@ -22,7 +22,7 @@ _END_OF_LINE = "\x1b[K\r\n"
 
 
 def look(plane: PlaneClient) -> Look:
-    """What the plane answers now."""
+    """The present answers of the plane."""
     streams = plane.ask("GET", f"/streams?sort=waited&limit={_STREAMS}")["streams"]
     return Look(stats=plane.ask("GET", "/stats"), models=plane.ask("GET", "/models")["models"], streams=streams)
 
@@ -53,7 +53,7 @@ def watch(plane: PlaneClient, interval: float) -> None:
 
 
 def obeyed(key: str, shown: Shown) -> Shown:
-    """What is shown after a key; the same for a key that means nothing."""
+    """The choices after a key was pressed; a key that means nothing changes none."""
     match key:
         case "s":
             return replace(shown, sort=SORTS[(SORTS.index(shown.sort) + 1) % len(SORTS)])
