@@ -404,6 +404,11 @@ class Gateway:
         """What this gateway counts and holds, as metrics of Prometheus, for `gateway.telemetry.metrics.exposition` or any
         exporter of theirs: a registry of its own. Exchanges are counted from when it is first asked for, so ask before
         `serve`; to be collected on the event loop."""
+        return self.metrics.registry
+
+    @property
+    def metrics(self) -> Metrics:
+        """What `registry` is made of: as for that, exchanges are counted from when it is first asked for."""
         if self._metrics is None:
             from gateway.telemetry.metrics import Metrics  # who does not ask does not load it
 
@@ -416,8 +421,8 @@ class Gateway:
                 blocks=self.timer.blocks,
                 access=self.access,
             )
-            self.server.exchange_closed = self._metrics.exchange_closed
-        return self._metrics.registry
+            self.server.exchange_closed = self._metrics.tallies.exchange_closed
+        return self._metrics
 
     def counts(self) -> Counts:
         """What is live now, and how exchanges have ended so far."""

@@ -65,6 +65,13 @@ class Waits:
             self._count(now)
             self._what = _OVER
 
+    def so_far(self, now: float) -> list[float]:
+        """As `seconds`, with the wait that goes on, until now. Nothing changes."""
+        seconds, what, spent = self.seconds.copy(), self.what, now - self._since
+        if what and spent > 0:
+            seconds[what] += spent
+        return seconds
+
     def _count(self, now: float) -> None:
         spent, what = now - self._since, self._what
         if what and spent > 0:

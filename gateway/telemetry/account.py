@@ -1,4 +1,4 @@
-"""Where one exchange's time went, told when it is over: each moment is in exactly one part, and they add up."""
+"""Where one exchange's time went, once it is over or so far: each moment is in exactly one part, and they add up."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _UNSAID = (Ending.CANCELLED, Ending.LOST)
 
 @final
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """What one exchange was, once it is over. Times are seconds; `begin`, `slot`, `input`, `room`, `model` and `flush` are
-    together `wall`."""
+    """What one exchange was, once it is over or so far. Times are seconds; `begin`, `slot`, `input`, `room`, `model` and
+    `flush` are together `wall`."""
 
     wall: float
     """From the receipt of its head to its ending."""
@@ -62,6 +62,37 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.first is None or self.items_out < 2 else (self.wall - self.first) / (self.items_out - 1)
 
 
+def account_so_far(exchange: Exchange, now: float) -> Account:
+    """The account of one that is live, as it would be if it were over now. Nothing of it changes."""
+    waits, outbound, began = exchange.waits, exchange.outbound, exchange.started_at
+    ended = now if waits is None or waits.ended_at is None else waits.ended_at
+    left = min(getattr(exchange, "left_at", ended), ended)
+    begin = min(getattr(exchange, "began_at", left), left) - began
+    seconds = _NONE if waits is None else waits.so_far(left)
+    slot, input, room = seconds[SLOT], seconds[INPUT], seconds[ROOM]
+    wall, flush, items_out, first_at = ended - began, ended - left, outbound.items_out, outbound.first_at
+    return Account(
+        wall=wall,
+        begin=begin,
+        slot=slot,
+        input=input,
+        room=room,
+        model=max(wall - begin - slot - input - room - flush, 0.0),
+        flush=flush,
+        first=None if first_at is None or not items_out else min(first_at, ended) - began,
+        items_in=_items_in(exchange),
+        items_out=items_out,
+        bytes_in=exchange.bytes_in,
+        bytes_out=outbound.bytes_out,
+    )
+
+
+def _items_in(exchange: Exchange) -> int:
+    if exchange.wire.name == "websocket":
+        return 0 if exchange.inbound is None else exchange.inbound.received
+    return getattr(exchange, "parts_in", 1 if exchange.bytes_in else 0)
+
+
 def account_of(exchange: Exchange) -> Account:
     """The account of an exchange that has its ending and whose task is done with it."""
     ending, waits, began = exchange.ending, exchange.waits, exchange.started_at
@@ -83,10 +114,6 @@ def account_of(exchange: Exchange) -> Account:
         items_out = 1
     if first_at is None and outbound.bytes_out and ending not in _UNSAID:
         first_at = ended  # it left whole
-    if exchange.wire.name == "websocket":
-        items_in = 0 if exchange.inbound is None else exchange.inbound.received
-    else:
-        items_in = getattr(exchange, "parts_in", 1 if exchange.bytes_in else 0)
     return Account(
         wall=wall,
         begin=begin,
@@ -96,7 +123,7 @@ def account_of(exchange: Exchange) -> Account:
         model=max(wall - begin - slot - input - room - flush, 0.0),
         flush=flush,
         first=None if first_at is None or not items_out else min(first_at, ended) - began,
-        items_in=items_in,
+        items_in=_items_in(exchange),
         items_out=items_out,
         bytes_in=exchange.bytes_in,
         bytes_out=outbound.bytes_out,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -12,13 +12,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.core.connection import Connection, ConnectionWire
-from gateway.core.exchange import Exchange
 from gateway.core.server import Server
 from gateway.core.waits import INPUT, ROOM, SLOT
 from gateway.errors import Closing, Ending, Refusal
 from gateway.histogram import Histogram
 from gateway.telemetry import log_queue
-from gateway.telemetry.account import PARTS, account_of
+from gateway.telemetry.tallies import Tallies, TallyKey
 from gateway.version import version
 from gateway.wires.asgi import ASGICall
 from gateway.workers.states import State
@@ -30,13 +29,9 @@ if TYPE_CHECKING:
     from gateway.telemetry.observer import Observer
     from gateway.workers.supervisor import Supervisor
 
-_LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-_GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _OF_AN_EXCHANGE = ("wire", "dialect", "model")
 _OF_PARTIES = (Refusal.PARTY_SHARE, Refusal.IDLE_WHEN_WANTED, Refusal.RATE, Refusal.CONNECTIONS)
 _WAITING = {SLOT: "slot", INPUT: "input", ROOM: "room"}
-
-_Key: TypeAlias = tuple[str, str, str]
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[str, bytes]:
@@ -66,21 +61,8 @@ class Barred(Protocol):
 
 
 @final
-class _Tally:
-    """What became of the exchanges of one wire, dialect and model."""
-
-    __slots__ = ("bytes_in", "bytes_out", "duration", "endings", "first", "gap", "items_in", "items_out", "spent")
-
-    def __init__(self) -> None:
-        self.endings = dict.fromkeys(Ending, 0)
-        self.bytes_in = self.bytes_out = self.items_in = self.items_out = 0
-        self.spent = dict.fromkeys(PARTS, 0.0)
-        self.duration, self.first, self.gap = Histogram(_LONG), Histogram(_LONG), Histogram(_GAPS)
-
-
-@final
 class Metrics(Collector):
-    """Counts each exchange of one gateway when it is over, from when this is made; all else is read at a scrape.
+    """Counts the exchanges of one gateway, from when this is made; all else is read at a scrape.
 
     Labels are bounded whatever peers send: a model is named where it is configured, and the empty name stands for all
     others and for none.
@@ -100,9 +82,9 @@ class Metrics(Collector):
         """`arriving` are the connections that have not said what they want, `lag` is how late the loop came to its timer,
         `blocks` what has kept it, `access` who was kept out, and what became of whom keys let in."""
         self._server, self._observer = server, observer
+        self.tallies = Tallies(observer.live, supervisor.configured, server.exchange_closed)
+        """What became of exchanges."""
         self._arriving, self._lag, self._blocks, self._access = arriving, lag, blocks, access
-        self._tallies: dict[_Key, _Tally] = {}
-        self._closed = server.exchange_closed
         self._configured = supervisor.configured
         self._workers: dict[Worker, str] = {}  # that may still count, by the name they have here
         self._before: dict[str, Counter[str]] = {}  # what those counted that are no more
@@ -112,37 +94,6 @@ class Metrics(Collector):
         supervisor.noticed = self._notice
         self.registry = CollectorRegistry()
         self.registry.register(self)
-
-    # -- at the end of an exchange -----------------------------------------------------------------------------------
-
-    def exchange_closed(self, exchange: Exchange) -> None:
-        """Counts it, and hands it on."""
-        model = exchange.model
-        key = exchange.wire.name, exchange.dialect, model if model in self._configured else ""
-        tally = self._tallies.get(key)
-        if tally is None:
-            tally = self._tallies[key] = _Tally()
-        account, ending = account_of(exchange), exchange.ending
-        assert ending is not None
-        tally.endings[ending] += 1
-        tally.bytes_in += account.bytes_in
-        tally.bytes_out += account.bytes_out
-        tally.items_in += account.items_in
-        tally.items_out += account.items_out
-        spent = tally.spent
-        spent["begin"] += account.begin
-        spent["model"] += account.model
-        spent["flush"] += account.flush
-        if exchange.waits is not None:
-            spent["slot"] += account.slot
-            spent["input"] += account.input
-            spent["room"] += account.room
-        tally.duration.observe(account.wall)
-        if account.first is not None:
-            tally.first.observe(account.first)
-            if (gap := account.gap) is not None:
-                tally.gap.observe(gap)
-        self._closed(exchange)
 
     # -- at a scrape -------------------------------------------------------------------------------------------------
 
@@ -156,11 +107,12 @@ class Metrics(Collector):
         yield from self._of_instances()
 
     def _of_exchanges(self) -> Iterator[Metric]:
-        tallies = self._tallies
+        self.tallies.count_live()
+        tallies = self.tallies.by_key
         labels = _OF_AN_EXCHANGE
         endings = CounterMetricFamily("everywire_exchanges", "Exchanges that are over.", labels=(*labels, "ending"))
         spent = CounterMetricFamily(
-            "everywire_exchange_spent_seconds", "Where the time of exchanges that are over went.", labels=(*labels, "part")
+            "everywire_exchange_spent_seconds", "Where their time went, of live ones so far.", labels=(*labels, "part")
         )
         for key, tally in tallies.items():
             for ending, n in tally.endings.items():
@@ -172,22 +124,22 @@ class Metrics(Collector):
         yield spent
         yield _counted(
             "everywire_exchange_received_bytes",
-            "Of bodies and frames of exchanges that are over.",
+            "Of bodies and frames, of live exchanges so far.",
             {key: tally.bytes_in for key, tally in tallies.items()},
         )
         yield _counted(
             "everywire_exchange_sent_bytes",
-            "Of bodies and frames of exchanges that are over.",
+            "Of bodies and frames, of live exchanges so far.",
             {key: tally.bytes_out for key, tally in tallies.items()},
         )
         yield _counted(
             "everywire_exchange_received_items",
-            "Messages of clients in exchanges that are over.",
+            "Messages of clients, of live exchanges so far.",
             {key: tally.items_in for key, tally in tallies.items()},
         )
         yield _counted(
             "everywire_exchange_sent_items",
-            "Messages of models in exchanges that are over.",
+            "Messages of models, of live exchanges so far.",
             {key: tally.items_out for key, tally in tallies.items()},
         )
         yield _histogram(
@@ -472,7 +424,7 @@ def _keyed(counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
     return {(name,): n for name, n in counts.items()}
 
 
-def _counted(name: str, about: str, values: Mapping[_Key, int]) -> CounterMetricFamily:
+def _counted(name: str, about: str, values: Mapping[TallyKey, int]) -> CounterMetricFamily:
     family = CounterMetricFamily(name, about, labels=_OF_AN_EXCHANGE)
     for key, value in values.items():
         family.add_metric(key, value)

@@ -1,0 +1,141 @@
+"""What became of exchanges, added up by wire, dialect and model: of those that are over, and of live ones so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias, final
+
+import trio
+
+from gateway.core.exchange import Exchange
+from gateway.errors import Ending
+from gateway.histogram import Histogram
+from gateway.telemetry.account import PARTS, Account, account_of, account_so_far
+
+LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Bounds, in seconds, of how long exchanges last, and of when their first item has left."""
+GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Of the time between two items."""
+_AT_ONCE = 256  # exchanges that are looked at before others have their turn
+_AMOUNTS = ("bytes_in", "bytes_out", "items_in", "items_out")
+
+TallyKey: TypeAlias = tuple[str, str, str]
+"""Wire, dialect and model; the model's name is empty where it is none of the configuration."""
+
+
+@final
+class Tally:
+    """The exchanges of one wire, dialect and model. Counters, none of which turns back."""
+
+    __slots__ = ("bytes_in", "bytes_out", "duration", "endings", "first", "gap", "items_in", "items_out", "spent")
+
+    def __init__(self) -> None:
+        self.endings = dict.fromkeys(Ending, 0)
+        """Of those that are over."""
+        self.bytes_in = self.bytes_out = self.items_in = self.items_out = 0
+        self.spent = dict.fromkeys(PARTS, 0.0)
+        self.duration, self.first, self.gap = Histogram(LONG), Histogram(LONG), Histogram(GAPS)
+        """The first and the last are of those that are over; `first` is told as soon as there is one."""
+
+
+@final
+class _Counted:
+    """What is counted already of an exchange that was live when somebody looked."""
+
+    __slots__ = ("first", *_AMOUNTS, *PARTS)
+
+    def __init__(self) -> None:
+        self.first = False
+        for name in (*_AMOUNTS, *PARTS):
+            setattr(self, name, 0)
+
+
+@final
+class Tallies:
+    """Counts each exchange when it is over, and whoever wants to know counts those that are live, as far as they have come.
+
+    Between two looks a live exchange costs nothing. What was counted of it at a look stays counted, where it was counted
+    then: if its model or its dialect turns out later, the rest goes there. So no counter turns back when it ends.
+    """
+
+    def __init__(
+        self, live: Collection[Exchange], configured: Mapping[str, object], closed: Callable[[Exchange], None]
+    ) -> None:
+        """`live` are the exchanges that are not over, `configured` the models that have a name here. `closed` is called with
+        each exchange that is over and counted."""
+        self._live, self._configured, self._closed = live, configured, closed
+        self._counted: dict[Exchange, _Counted] = {}
+        self.by_key: dict[TallyKey, Tally] = {}
+
+    def exchange_closed(self, exchange: Exchange) -> None:
+        """Counts one that is over, and hands it on."""
+        tally, account, ending = self._tally_of(exchange), account_of(exchange), exchange.ending
+        assert ending is not None
+        tally.endings[ending] += 1
+        tally.duration.observe(account.wall)
+        if (gap := account.gap) is not None:
+            tally.gap.observe(gap)
+        if self._counted and (counted := self._counted.pop(exchange, None)) is not None:
+            _count(tally, account, counted)
+        else:
+            tally.bytes_in += account.bytes_in
+            tally.bytes_out += account.bytes_out
+            tally.items_in += account.items_in
+            tally.items_out += account.items_out
+            spent = tally.spent
+            spent["begin"] += account.begin
+            spent["model"] += account.model
+            spent["flush"] += account.flush
+            if exchange.waits is not None:
+                spent["slot"] += account.slot
+                spent["input"] += account.input
+                spent["room"] += account.room
+            if account.first is not None:
+                tally.first.observe(account.first)
+        self._closed(exchange)
+
+    def count_live(self) -> None:
+        """Counts those that are live, as far as they have come."""
+        for exchange in self._live:
+            self._count_one(exchange)
+
+    async def count_live_in_turns(self) -> None:
+        """The same, of some thousands: others have their turn meanwhile."""
+        for number, exchange in enumerate(list(self._live), 1):
+            if exchange in self._live:
+                self._count_one(exchange)
+            if number % _AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+
+    def _count_one(self, exchange: Exchange) -> None:
+        counted = self._counted.get(exchange)
+        if counted is None:
+            counted = self._counted[exchange] = _Counted()
+        _count(self._tally_of(exchange), account_so_far(exchange, exchange.owner.clock()), counted)
+
+    def _tally_of(self, exchange: Exchange) -> Tally:
+        model = exchange.model
+        key = exchange.wire.name, exchange.dialect, model if model in self._configured else ""
+        tally = self.by_key.get(key)
+        if tally is None:
+            tally = self.by_key[key] = Tally()
+        return tally
+
+
+def _count(tally: Tally, account: Account, counted: _Counted) -> None:
+    """Adds what has come since it was counted. A part may have been taken for too long, as a wait is over since its bytes
+    have come: it grows again when it has caught up."""
+    for name in _AMOUNTS:
+        now, before = getattr(account, name), getattr(counted, name)
+        if now > before:
+            setattr(counted, name, now)
+            setattr(tally, name, getattr(tally, name) + now - before)
+    spent = tally.spent
+    for name in PARTS:
+        now, before = getattr(account, name), getattr(counted, name)
+        if now > before:
+            setattr(counted, name, now)
+            spent[name] += now - before
+    if account.first is not None and not counted.first:
+        counted.first = True
+        tally.first.observe(account.first)
