@@ -370,6 +370,10 @@ class Gateway:
         """Looks at a file once a second while `serve` runs: `reload` is awaited when it has changed, and raises nothing."""
         self.timer.watch(file, reload)
 
+    def each_second(self, look: Callable[[], Awaitable[None]]) -> None:
+        """It is awaited once a second while `serve` runs, one at a time; what it raises is a line of the log."""
+        self.timer.beside.append(look)
+
     @property
     def budget(self) -> ByteBudget:
         """The bytes that all clients together can make it hold."""

@@ -162,6 +162,8 @@ def live(given: CommandLine, /, follow: bool, interval: float, as_json: bool, **
             return DONE
         states: list[str] = []
         for name, data in plane.events(f"/streams/events?interval={interval:g}"):
+            if name == "stats":  # which come each second
+                continue
             if as_json:
                 click.echo(json.dumps({"event": name, "data": data}))
                 continue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -22,11 +24,14 @@ from gateway.fronts.sums import Family
 from gateway.operator.events import News, event_of
 from gateway.operator.operated import PlaneSite
 from gateway.operator.operations import ModelsView, StreamsView
+from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
 from gateway.operator.views import ErrorView, ModelView
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
 from gateway.telemetry.logging_setup import Level
 from gateway.telemetry.metrics import exposition
+
+log = logging.getLogger("gateway.fronts")
 
 T = TypeVar("T")
 
@@ -48,6 +53,10 @@ class ParentAnswers:
         self.metrics_port = 0
         """The same, of the metrics alone."""
         self._watched: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
+        self._beside: list[Callable[[], Awaitable[None]]] = []
+        self._began = time.monotonic()
+        self._figures: dict[FrontLink, StatsView] = {}  # the last of each front
+        self._figures_before: list[StatsView] = []  # of those that are gone, added: one, or none
         self._readers = 0
         self._reloading = trio.Lock()
         self.begin_drain, self.reported = parent.begin_drain, parent.reported
@@ -56,13 +65,28 @@ class ParentAnswers:
         """Looks at a file once a second while `watch` runs."""
         self._watched.append((file, reload))
 
+    def each_second(self, look: Callable[[], Awaitable[None]]) -> None:
+        """It is awaited once a second while `watch` runs; what it raises is a line of the log."""
+        self._beside.append(look)
+
     async def watch(self) -> None:
-        """Looks at files until it is cancelled."""
+        """Looks at files, and does what is to be done each second, until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_beside)
+            while True:
+                await trio.sleep(_LOOK)
+                for file, reload in self._watched:
+                    if file.changed:
+                        await reload()
+
+    async def _look_beside(self) -> None:
         while True:
             await trio.sleep(_LOOK)
-            for file, reload in self._watched:
-                if file.changed:
-                    await reload()
+            for look in self._beside:
+                try:
+                    await look()
+                except Exception:  # of ours: the server goes on
+                    log.exception("a look at the fronts failed")
 
     @property
     def draining(self) -> bool:
@@ -116,6 +140,27 @@ class ParentAnswers:
             if link in self._parent.links:  # else its last word was better
                 sums.put(link.id, families)
         return exposition(sums.registry, accept)
+
+    async def stats(self) -> StatsView:
+        """The figures of all fronts, added; what those have counted that are gone is in them."""
+        for link, view in (await self._ask_all("stats", StatsView)).items():
+            if _fits(link, view):
+                self._figures[link] = view
+        for link in [link for link in self._figures if link not in self._parent.links]:
+            last = self._figures.pop(link)
+            if link.over is not None and link.over.stats is not None and _fits(link, link.over.stats):
+                last = link.over.stats
+            self._figures_before = [stats_of_all([counters_of(last), *self._figures_before])]
+        reasons = await self.unready()
+        total = stats_of_all([*self._figures.values(), *self._figures_before])
+        return msgspec.structs.replace(
+            total,
+            at=round(time.time(), 3),
+            uptime=round(time.monotonic() - self._began, 3),
+            address=list(self._parent.ports.addresses),
+            ready=not reasons,
+            reasons=list(reasons),
+        )
 
     # -- models ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +245,16 @@ class ParentAnswers:
     async def set_level(self, level: Level) -> None:
         """Changes it in all fronts, in those too that come."""
         self._parent.set_level(level)
+
+
+def _fits(link: FrontLink, view: StatsView) -> bool:
+    """Whether these are figures; a front that has told others is ended."""
+    try:
+        check(view)
+    except ValueError as e:
+        link.broken(e)
+        return False
+    return True
 
 
 @final

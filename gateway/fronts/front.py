@@ -122,7 +122,8 @@ class Front:
             nursery.start_soon(give_back_at_rest)
             await self._gateway.stopped()
             if self._gateway.drain_report is not None:
-                self._post(Over(self._gateway.drain_report, self._metrics()))
+                stats = None if self._answers is None else await self._answers.stats()
+                self._post(Over(self._gateway.drain_report, self._metrics(), stats))
             if self._failure is not None:
                 self._post(self._failure)
             self._finished = True
@@ -227,6 +228,8 @@ class Front:
                 return await answers.models()
             case "reload":
                 return await answers.reload(*argument)
+            case "stats":
+                return await answers.stats()
             case "streams":
                 return await answers.streams(argument)
             case "look":

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, final
 import msgspec
 
 from gateway.fronts.sums import Family
+from gateway.operator.stats import StatsView
 from gateway.serving.drain import DrainReport
 from gateway.serving.ports import Ports
 
@@ -106,6 +107,8 @@ class Over(_Message, frozen=True, tag=8):
 
     report: DrainReport
     metrics: list[Family]
+    stats: StatsView | None = None
+    """Its last figures, where there is a plane."""
 
 
 Message: TypeAlias = Begin | Command | FrontHello | FrontListens | Serving | CannotServe | GivenUp | Reply | Over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, final
@@ -13,6 +14,7 @@ from gateway.errors import GatewayError, LoadFailed, NotFound
 from gateway.operator.events import StreamWatch
 from gateway.operator.operated import Operated, PlaneSite
 from gateway.operator.operations import ModelsView, StreamsView
+from gateway.operator.stats import StatsView, stats_of
 from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
@@ -42,6 +44,10 @@ class Answers(Protocol):
         """The content type and the body that answer a scrape."""
         ...
 
+    async def stats(self) -> StatsView:
+        """The figures of now."""
+        ...
+
     async def models(self) -> ModelsView: ...
     async def model(self, name: str) -> ModelView: ...
     async def load(self, name: str) -> ModelView: ...
@@ -67,6 +73,7 @@ class GatewayAnswers:
         self.place: PlaneSite = gateway
         self._registry = gateway.registry  # from now on exchanges are counted
         self.begin_drain, self.reported = gateway.begin_drain, gateway.reported
+        self._began = time.monotonic()
 
     @property
     def draining(self) -> bool:
@@ -85,6 +92,10 @@ class GatewayAnswers:
     async def metrics(self, accept: str) -> tuple[str, bytes]:
         """The content type and the body that answer a scrape."""
         return exposition(self._registry, accept)
+
+    async def stats(self) -> StatsView:
+        """The figures of now."""
+        return await stats_of(self._gateway, time.monotonic() - self._began)
 
     # -- models ------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from gateway.operator.access import Access, Endpoint, address_of
 from gateway.operator.answers import Answers, GatewayAnswers
 from gateway.operator.console import console_response
 from gateway.operator.events import EventStream
+from gateway.operator.history import LONGEST, History
 from gateway.operator.operated import Operated
 from gateway.operator.operations import (
     OPEN,
@@ -68,13 +69,15 @@ def operator_app(gateway: Operated, access: Access | None = None) -> Starlette:
 def app_of(answers: Answers, access: Access | None = None) -> Starlette:
     """The same, by whoever has the answers."""
     access = access or Access(answers.place.config.operator)
-    return _application(answers, access, _Routes(answers, access).all())
+    history = History(answers.stats)
+    answers.place.each_second(history.second)
+    return _application(answers, access, _Routes(answers, access, history).all())
 
 
 def metrics_app(answers: Answers, access: Access) -> Starlette:
     """The application of a port for metrics alone: those, by the rules of `access`, and health, by the paths of the data
     plane, for everybody."""
-    return _application(answers, access, _Routes(answers, access).of_metrics())
+    return _application(answers, access, _Routes(answers, access, History(answers.stats)).of_metrics())
 
 
 def _application(answers: Answers, access: Access, routes: list[Route]) -> Starlette:
@@ -87,8 +90,8 @@ def _application(answers: Answers, access: Access, routes: list[Route]) -> Starl
 
 @final
 class _Routes:
-    def __init__(self, answers: Answers, access: Access) -> None:
-        self._answers, self._access = answers, access
+    def __init__(self, answers: Answers, access: Access, history: History) -> None:
+        self._answers, self._access, self._history = answers, access, history
         self._readers = trio.Semaphore(_READERS)
 
     def all(self) -> list[Route]:
@@ -98,6 +101,8 @@ class _Routes:
             "live": self._live,
             "ready": self._ready,
             "metrics": self._metrics,
+            "stats": self._stats,
+            "history": self._told,
             "models": self._models,
             "load": self._load,
             "unload": self._unload,
@@ -153,6 +158,13 @@ class _Routes:
         content_type, text = await self._answers.metrics(request.headers.get("accept", ""))
         return Response(text, headers=_HEADERS | {"content-type": content_type})
 
+    async def _stats(self, request: Request) -> Response:
+        return _answer(await self._answers.stats())
+
+    async def _told(self, request: Request) -> Response:
+        seconds = _within(request, "seconds", LONGEST, 1, LONGEST)
+        return Response(self._history.json(seconds), headers=_HEADERS, media_type="application/json")
+
     # -- models ------------------------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
@@ -181,7 +193,7 @@ class _Routes:
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":
             return Response(headers=_HEADERS, media_type=EventStream.media_type)
-        interval = _interval(request)
+        interval = _within(request, "interval", 1, _FASTEST, _SLOWEST)
         if not self._readers.value:
             raise Overloaded(f"{_READERS} read the event stream already; try again later")
         return EventStream(self._answers, interval, self._readers, _HEADERS)
@@ -241,14 +253,15 @@ def _count(request: Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _interval(request: Request) -> float:
-    text = request.query_params.get("interval", "1")
+def _within(request: Request, name: str, default: float, least: float, most: float) -> float:
+    """Seconds that a query says."""
+    text = request.query_params.get(name, str(default))
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not _FASTEST <= seconds <= _SLOWEST:
-        raise BadRequest(f"interval must be a number of seconds from {_FASTEST:g} to {_SLOWEST:g}, not {show(text[:100])}")
+    if not least <= seconds <= most:
+        raise BadRequest(f"{name} must be a number of seconds from {least:g} to {most:g}, not {show(text[:100])}")
     return seconds
 
 

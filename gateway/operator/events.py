@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.exchange import Exchange
 from gateway.operator.operated import Operated
+from gateway.operator.stats import StatsView
 from gateway.operator.views import ModelView, StreamView, view_of_model, view_of_stream, waits_for
 from gateway.serving.drain import DrainReport
 from gateway.workers.snapshot import ModelStatus
@@ -23,7 +24,7 @@ KEPT = 1000
 """Exchanges that have ended between two looks and are told; of more only their number is."""
 _PIECE = 32 * 1024  # bytes that are written at once
 _EXCHANGES_AT_ONCE = 256  # exchanges that are looked at before others have their turn
-_QUIET = 15.0  # seconds without news after which a stream says that it is there
+_STATS = 1.0  # seconds, at least, between two events of figures
 
 
 class Reported(Protocol):
@@ -32,6 +33,7 @@ class Reported(Protocol):
     @property
     def drain_report(self) -> DrainReport | None: ...
     async def reported(self) -> DrainReport: ...
+    async def stats(self) -> StatsView: ...
     def watching(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[bytearray]]]: ...
 
 
@@ -156,7 +158,7 @@ class EventStream(Response):
             self._readers.release()
 
     async def _tell(self, send: Send) -> None:
-        told = trio.current_time()
+        due = trio.current_time()
         async with self._answers.watching() as look:
             report = None
             while report is None:
@@ -164,11 +166,11 @@ class EventStream(Response):
                 events = await look()
                 if report is not None:
                     events += event_of("drained", report)
-                elif not events and trio.current_time() - told >= _QUIET:
-                    events += b": nothing new\n\n"
+                elif trio.current_time() >= due:
+                    due = trio.current_time() + _STATS
+                    events += event_of("stats", await self._answers.stats())
                 if events:
                     await _write(send, events)
-                    told = trio.current_time()
                 with trio.move_on_after(self._interval):
                     await self._answers.reported()
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.config.watched_file import WatchedFile
     from gateway.core.exchange import Exchange
     from gateway.serving.drain import DrainReport
+    from gateway.telemetry.metrics import Metrics
     from gateway.telemetry.observer import Counts
     from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
     from gateway.workers.supervisor import Supervisor
@@ -30,6 +31,9 @@ class PlaneSite(Protocol):
     """The same, of the metrics alone."""
 
     def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None: ...
+    def each_second(self, look: Callable[[], Awaitable[None]]) -> None:
+        """It is awaited once a second while the server runs; a second in which the last one goes on still is left out."""
+        ...
 
 
 class Operated(PlaneSite, Protocol):
@@ -48,6 +52,10 @@ class Operated(PlaneSite, Protocol):
     def unready(self) -> tuple[str, ...]: ...
     @property
     def registry(self) -> CollectorRegistry: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
     @property
     def drain_report(self) -> DrainReport | None: ...
     def counts(self) -> Counts: ...

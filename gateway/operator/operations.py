@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from gateway.operator.history import EVERY, LONGEST, HistoryView
+from gateway.operator.stats import StatsView
 from gateway.operator.views import ModelView, StreamView
 from gateway.serving.drain import DrainReport
 from gateway.telemetry.logging_setup import Level
@@ -168,6 +170,21 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             *_errors(*_ACCESS),
         ),
+    ),
+    Operation(
+        name="stats",
+        method="GET",
+        paths=("/stats",),
+        summary="The figures of now: counters, what is live and waits, memory, and the clients that are waited for.",
+        answers=_answers(StatsView, "The figures.", *_ACCESS),
+    ),
+    Operation(
+        name="history",
+        method="GET",
+        paths=("/history",),
+        summary=f"The figures of the last ten minutes, one point in {EVERY} seconds.",
+        queries=(Field(name="seconds", description=f"Of how many seconds, from 1 to {LONGEST}; {LONGEST}.", type=float),),
+        answers=_answers(HistoryView, "The points, the oldest first.", 400, *_ACCESS),
     ),
     Operation(
         name="models",

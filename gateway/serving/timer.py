@@ -22,7 +22,8 @@ from gateway.workers.supervisor import Supervisor
 log = logging.getLogger("gateway")
 
 _TICK = 1.0
-_LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Bounds, in seconds, of how late the event loop comes to its timer."""
 
 
 @final
@@ -34,12 +35,15 @@ class CoarseTimer:
         """`wall_clock` gives the seconds since 1970 that the Date of answers is made of."""
         self._server, self._observer, self._supervisor = server, observer, supervisor
         self._wall_clock = wall_clock
-        self.lag = Histogram(_LAGS)
+        self.lag = Histogram(LAGS)
         """How late the loop came to it."""
         self.blocks = Blocks()
         """Steps that kept the event loop from everything else."""
         self.looked: list[Callable[[float], None]] = []
         """Each is called once a second, with the time on Trio's clock."""
+        self.beside: list[Callable[[], Awaitable[None]]] = []
+        """Each is awaited once a second, in a task of its own; not while the last ones go on."""
+        self._looking = False
         self._files: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
         self._reading = False
 
@@ -91,6 +95,9 @@ class CoarseTimer:
                 look(now)
             if not self._reading and any(file.changed for file, _ in self._files):
                 self._nursery.start_soon(self.read_changed)
+            if self.beside and not self._looking:
+                self._looking = True
+                self._nursery.start_soon(self._look_beside)
 
     async def _look_at_exchanges(self, now: float, sleep_until: Callable[[float], Awaitable[None]]) -> None:
         """Thousands may have lasted too long at once, and each takes time and memory until it has its ending: after a turn
@@ -107,6 +114,16 @@ class CoarseTimer:
             if trio.current_time() > until:
                 await sleep_until(trio.current_time() + TURN_SECONDS)
                 until = trio.current_time() + TURN_SECONDS
+
+    async def _look_beside(self) -> None:
+        try:
+            for look in self.beside:
+                try:
+                    await look()
+                except Exception:  # of ours: the server goes on
+                    log.exception("a look at the server failed")
+        finally:
+            self._looking = False
 
     async def read_changed(self) -> None:
         """Reads the files again that have changed."""

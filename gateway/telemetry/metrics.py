@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -13,10 +14,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.core.connection import Connection, ConnectionWire
 from gateway.core.server import Server
-from gateway.core.waits import INPUT, ROOM, SLOT
 from gateway.errors import Closing, Ending, Refusal
 from gateway.histogram import Histogram
 from gateway.telemetry import log_queue
+from gateway.telemetry.live_look import LOOKED_AT_ONCE, LiveLook
 from gateway.telemetry.tallies import Tallies, TallyKey
 from gateway.version import version
 from gateway.wires.asgi import ASGICall
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _OF_AN_EXCHANGE = ("wire", "dialect", "model")
 _OF_PARTIES = (Refusal.PARTY_SHARE, Refusal.IDLE_WHEN_WANTED, Refusal.RATE, Refusal.CONNECTIONS)
-_WAITING = {SLOT: "slot", INPUT: "input", ROOM: "room"}
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[str, bytes]:
@@ -81,10 +81,10 @@ class Metrics(Collector):
     ) -> None:
         """`arriving` are the connections that have not said what they want, `lag` is how late the loop came to its timer,
         `blocks` what has kept it, `access` who was kept out, and what became of whom keys let in."""
-        self._server, self._observer = server, observer
+        self.server, self.observer, self.lag = server, observer, lag
         self.tallies = Tallies(observer.live, supervisor.configured, server.exchange_closed)
         """What became of exchanges."""
-        self._arriving, self._lag, self._blocks, self._access = arriving, lag, blocks, access
+        self._arriving, self._blocks, self._access = arriving, blocks, access
         self._configured = supervisor.configured
         self._workers: dict[Worker, str] = {}  # that may still count, by the name they have here
         self._before: dict[str, Counter[str]] = {}  # what those counted that are no more
@@ -101,8 +101,9 @@ class Metrics(Collector):
         """What the registry asks for."""
         yield InfoMetricFamily("everywire_build", "Which version this is.", {"version": version()})
         yield from self._of_exchanges()
-        yield from self._live()
-        yield from self._memory()
+        look = self._look()
+        yield from self._live(look)
+        yield from self._memory(look)
         yield from self._of_models()
         yield from self._of_instances()
 
@@ -176,12 +177,41 @@ class Metrics(Collector):
             let_in.add_metric((name, ending.value), n)
         yield let_in
 
-    def _live(self) -> Iterator[Metric]:
-        server, observer = self._server, self._observer
+    def _look(self) -> LiveLook:
+        look = LiveLook()
+        for wire in self.wires():
+            look.see_wire(wire)
+        for exchange in self.observer.live:
+            look.see(exchange)
+        return look
+
+    async def look_in_turns(self) -> LiveLook:
+        """What there is now; others have their turn meanwhile, and `tallies` have counted what is live."""
+        look, live = LiveLook(), self.observer.live
+        for number, wire in enumerate(self.wires(), 1):
+            look.see_wire(wire)
+            if number % LOOKED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        for number, exchange in enumerate(list(live), 1):
+            if exchange in live:
+                look.see(exchange)
+                look.see_peer(exchange)
+                self.tallies.count_one(exchange)
+            if number % LOOKED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        return look
+
+    @property
+    def refusals(self) -> dict[Refusal, int]:
+        """Requests that were not admitted, by each reason there is."""
+        counted = {**self.observer.refusals, Refusal.CONNECTIONS: self.server.endings_of_connections[Closing.REFUSED]}
+        return {refusal: counted.get(refusal, 0) for refusal in Refusal}
+
+    def _live(self, look: LiveLook) -> Iterator[Metric]:
+        server, refusals = self.server, self.refusals
         refused = CounterMetricFamily("everywire_refusals", "Requests that were not admitted.", labels=("reason",))
-        refusals = {**observer.refusals, Refusal.CONNECTIONS: server.endings_of_connections[Closing.REFUSED]}
-        for refusal in Refusal:
-            refused.add_metric((refusal.value,), refusals.get(refusal, 0))
+        for refusal, n in refusals.items():
+            refused.add_metric((refusal.value,), n)
         yield refused
         of_parties = CounterMetricFamily(
             "everywire_party_refusals",
@@ -189,7 +219,7 @@ class Metrics(Collector):
             labels=("reason",),
         )
         for refusal in _OF_PARTIES:
-            of_parties.add_metric((refusal.value,), refusals.get(refusal, 0))
+            of_parties.add_metric((refusal.value,), refusals[refusal])
         yield of_parties
         ended = CounterMetricFamily(
             "everywire_ended_connections", "Connections that the server has ended by itself.", labels=("reason",)
@@ -198,23 +228,17 @@ class Metrics(Collector):
             ended.add_metric((closing.value,), n)
         yield ended
         yield from self._of_access()
-        live: Counter[str] = Counter()
-        waiting: Counter[tuple[str, str]] = Counter()
-        for exchange in observer.live:
-            wire, waits = exchange.wire.name, exchange.waits
-            live[wire] += 1
-            if waits is not None and waits.what:
-                waiting[wire, _WAITING[waits.what]] += 1
         floods = CounterMetricFamily(
             "everywire_floods", "Connections ended because too much of one kind came.", labels=("wire", "kind")
         )
         for key, n in server.floods.items():
             floods.add_metric(key, n)
         yield floods
-        yield _gauges("everywire_live_exchanges", "Exchanges that are not over.", ("wire",), _by_wire(live))
-        yield _gauges("everywire_waiting_exchanges", "Exchanges that wait now, and for what.", ("wire", "part"), waiting)
-        connections = Counter(wire.name for wire in self._wires())
-        yield _gauges("everywire_connections", "Connections that are open.", ("wire",), _by_wire(connections))
+        yield _gauges("everywire_live_exchanges", "Exchanges that are not over.", ("wire",), _by_wire(look.live))
+        yield _gauges(
+            "everywire_waiting_exchanges", "Exchanges that wait now, and for what.", ("wire", "part"), look.waiting
+        )
+        yield _gauges("everywire_connections", "Connections that are open.", ("wire",), _by_wire(look.connections))
         yield GaugeMetricFamily(
             "everywire_arriving_connections", "Connections that have not said what they speak.", len(self._arriving)
         )
@@ -227,7 +251,7 @@ class Metrics(Collector):
             "everywire_loop_lag_seconds",
             "How late the event loop came to a timer that it has ten times a second.",
             (),
-            {(): self._lag},
+            {(): self.lag},
         )
         yield _histogram(
             "everywire_turn_seconds",
@@ -253,19 +277,9 @@ class Metrics(Collector):
                 family.add_metric((model,), value)
             yield family
 
-    def _memory(self) -> Iterator[Metric]:
-        server = self._server
-        held: Counter[str] = Counter(received=0, bodies=0, assembling=0, large=0, send=0)
-        for wire in self._wires():
-            received, send = wire.held()
-            held["received"] += received
-            held["send"] += send
-        for exchange in self._observer.live:
-            bodies, assembling, large = exchange.held_in_memory
-            held["bodies"] += bodies
-            held["assembling"] += assembling
-            held["large"] += large
-        yield _gauges("everywire_held_bytes", "What exchanges hold, by where it is.", ("hop",), _keyed(held))
+    def _memory(self, look: LiveLook) -> Iterator[Metric]:
+        server = self.server
+        yield _gauges("everywire_held_bytes", "What exchanges hold, by where it is.", ("hop",), _keyed(look.held))
         yield GaugeMetricFamily("everywire_reserved_bytes", "Of the byte budget, what is in use.", server.budget.used)
         yield GaugeMetricFamily("everywire_reserved_limit_bytes", "The byte budget.", server.budget.limit)
         pool = server.pool
@@ -276,8 +290,12 @@ class Metrics(Collector):
             {("lent",): pool.lent_bytes, ("idle",): pool.idle_bytes},
         )
 
-    def _wires(self) -> Iterator[ConnectionWire | ASGICall]:
-        for connection in self._server.connections:
+    def wires(self) -> Iterator[ConnectionWire | ASGICall]:
+        """Those of the connections that are open when their turn comes."""
+        connections = self.server.connections
+        for connection in list(connections):
+            if connection not in connections:
+                continue
             if isinstance(connection, Connection):
                 yield connection.wire
             elif isinstance(connection, ASGICall):

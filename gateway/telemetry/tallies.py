@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias, final
 
-import trio
-
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending
 from gateway.histogram import Histogram
@@ -16,7 +14,6 @@ LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 """Bounds, in seconds, of how long exchanges last, and of when their first item has left."""
 GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Of the time between two items."""
-_AT_ONCE = 256  # exchanges that are looked at before others have their turn
 _AMOUNTS = ("bytes_in", "bytes_out", "items_in", "items_out")
 
 TallyKey: TypeAlias = tuple[str, str, str]
@@ -97,17 +94,10 @@ class Tallies:
     def count_live(self) -> None:
         """Counts those that are live, as far as they have come."""
         for exchange in self._live:
-            self._count_one(exchange)
+            self.count_one(exchange)
 
-    async def count_live_in_turns(self) -> None:
-        """The same, of some thousands: others have their turn meanwhile."""
-        for number, exchange in enumerate(list(self._live), 1):
-            if exchange in self._live:
-                self._count_one(exchange)
-            if number % _AT_ONCE == 0:
-                await trio.lowlevel.checkpoint()
-
-    def _count_one(self, exchange: Exchange) -> None:
+    def count_one(self, exchange: Exchange) -> None:
+        """Counts one that is live, as far as it has come."""
         counted = self._counted.get(exchange)
         if counted is None:
             counted = self._counted[exchange] = _Counted()

@@ -60,11 +60,18 @@ async def test_metrics_are_what_clients_counted_also_after_the_fronts_were_repla
         samples = [line.rpartition(" ")[0] for line in metrics.splitlines() if not line.startswith("#")]
         assert len(set(samples)) == len(samples)
         assert "front=" not in metrics
+        stats = json.loads(await curl(f"{plane}/stats"))
+        assert stats["models"]["who"]["endings"] == {"complete": 7}
+        assert stats["address"] == [f"http://127.0.0.1:{port}"]
         server.process.send_signal(signal.SIGHUP)
         await server.logged("fronts replaced")
         await asked(port, 3)
         metrics = await curl(f"{plane}/metrics")
         assert counted(metrics, "everywire_exchanges_total", 'model="who"', 'ending="complete"') == 10
+        assert json.loads(await curl(f"{plane}/stats"))["models"]["who"]["endings"] == {"complete": 10}
+        points: list[Any] = []
+        while not points or points[-1]["models"]["who"]["endings"] != {"complete": 10}:
+            points = json.loads(await curl(f"{plane}/history"))["points"]
 
 
 async def test_models_streams_and_the_log_are_those_of_all(tmp_path: Path) -> None:

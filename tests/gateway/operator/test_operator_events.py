@@ -31,7 +31,7 @@ class Reader:
         self._operator = Operator(app)
         self._scope = self._operator.scope("GET", target, {})
         self.status, self.headers, self.over = 0, dict[bytes, bytes](), False
-        self._decoder, self.comments = SSEDecoder(), 0
+        self._decoder = SSEDecoder()
         self.largest = 0
         self.takes = trio.Event()
         self.takes.set()
@@ -52,7 +52,6 @@ class Reader:
             return
         body = message["body"]
         self.largest = max(self.largest, len(body))
-        self.comments += body.count(b": nothing new")
         self._decoder.receive_data(body)
         self.over = not message.get("more_body", False)
 
@@ -60,16 +59,20 @@ class Reader:
         await self._operator.app(self._scope, self._receive, self._send)
         self.over = True
 
-    def events(self) -> list[tuple[str, Any]]:
+    def all(self) -> list[tuple[str, Any]]:
         """What has come since the last call."""
         found = []
         while (event := self._decoder.next_event()) is not NEED_DATA:
             found.append((event.event, json.loads(event.data)))
         return found
 
+    def events(self) -> list[tuple[str, Any]]:
+        """The same, without the figures, which come each second."""
+        return [(name, data) for name, data in self.all() if name != "stats"]
+
     def told(self, *wanted: str) -> list[tuple[str, Any]]:
         """Those of some kinds."""
-        return [(name, data) for name, data in self.events() if name in wanted]
+        return [(name, data) for name, data in self.all() if name in wanted]
 
 
 @asynccontextmanager
@@ -193,10 +196,19 @@ async def test_events_are_written_in_pieces(autojump_clock: Any) -> None:
         await calls[0].leave(Leave.RESET)
 
 
-async def test_a_stream_without_news_says_that_it_is_there(autojump_clock: Any) -> None:
-    async with serving(Probe(silent).spec("json-http1"), config=NO_PORT) as house, reading(house.gateway) as reader:
-        await trio.sleep(40)
-        assert reader.comments == 2
+@pytest.mark.parametrize(("interval", "seconds"), [("0.1", 1.0), ("1", 1.0), ("4", 4.0)])
+async def test_figures_are_told_at_each_look_but_once_a_second_at_most(
+    interval: str, seconds: float, autojump_clock: Any
+) -> None:
+    target = f"/streams/events?interval={interval}"
+    async with serving(Probe(silent).spec("json-http1"), config=NO_PORT) as house, reading(house.gateway, target) as reader:
+        ((_, first),) = reader.told("stats")
+        call = await house.call("json-http1")
+        await trio.sleep(20)
+        told = reader.told("stats")
+        assert len(told) == pytest.approx(20 / seconds, abs=2)
+        assert (sum(first["live"].values()), [sum(data["live"].values()) for _, data in told][-1]) == (0, 1)
+        await call.leave(Leave.RESET)
 
 
 async def test_a_drain_ends_it_with_the_report(autojump_clock: Any) -> None:

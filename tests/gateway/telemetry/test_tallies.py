@@ -133,7 +133,7 @@ async def test_what_was_counted_under_one_name_stays_there_when_the_model_is_kno
         exchange.model = known
         await talk.send(b"longer")
         await wait_all_tasks_blocked()
-        await tallies.count_live_in_turns()
+        await house.gateway.metrics.look_in_turns()
         await talk.close()
         await wait_all_tasks_blocked()
         counted = {model: tally.bytes_in for (_, _, model), tally in tallies.by_key.items()}

@@ -1,0 +1,158 @@
+"""The last ten minutes of a gateway's figures, for who opens a page now: a ring of points, bounded in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import msgspec
+
+from gateway.operator.stats import ModelStats, StatsView
+
+EVERY = 2
+"""Seconds between two points."""
+KEPT_POINTS = 300
+KEPT_MODELS = 64
+"""Of each point: those with most streams that are over. A model takes 180 KB at most, if all its points differ."""
+LONGEST = EVERY * KEPT_POINTS
+"""Seconds that can be asked for."""
+
+
+class ModelPoint(msgspec.Struct, kw_only=True, frozen=True):
+    """A model's counters at one moment; the differences between two points are what has happened meanwhile."""
+
+    endings: dict[str, int]
+    items_in: int
+    items_out: int
+    bytes_in: int
+    bytes_out: int
+    spent: dict[str, float]
+    duration: list[int]
+    """Buckets, as in stats; those at the end that are 0 are left out."""
+    first: list[int]
+
+
+class PointView(msgspec.Struct, kw_only=True, frozen=True):
+    """The figures at one moment. What grows is a counter."""
+
+    at: float
+    """Seconds since 1970."""
+    live: int
+    waiting: dict[str, int]
+    """By part."""
+    connections: int
+    refusals: dict[str, int]
+    """Those that are not 0, by reason."""
+    memory: int
+    """Bytes of the byte budget that are in use."""
+    process: int
+    """The memory of the server's processes."""
+    lag: list[int]
+    """Buckets of how late the event loop came to its timer."""
+    models: dict[str, ModelPoint]
+
+
+class HistoryView(msgspec.Struct, kw_only=True, frozen=True):
+    """Points, the oldest first."""
+
+    every: float
+    """Seconds between two of them."""
+    points: list[PointView]
+
+
+class _Told(msgspec.Struct, kw_only=True, frozen=True):
+    """A HistoryView whose points are written already."""
+
+    every: float
+    points: list[msgspec.Raw]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A point as it is kept: its JSON without the models, and theirs. What has not changed is one object in many points."""
+
+    at: float
+    head: bytes
+    models: Mapping[str, bytes]
+
+
+@final
+class History:
+    """Keeps a point each `EVERY` seconds, the last `KEPT_POINTS` of them."""
+
+    def __init__(self, stats: Callable[[], Awaitable[StatsView]]) -> None:
+        self._stats = stats
+        self._points: deque[_Kept] = deque(maxlen=KEPT_POINTS)
+        self._seconds = 0
+
+    async def second(self) -> None:
+        """To be called each second."""
+        self._seconds += 1
+        if self._seconds % EVERY == 0:
+            self.add(await self._stats())
+
+    def add(self, stats: StatsView) -> None:
+        """Keeps one more point."""
+        before = self._points[-1].models if self._points else {}
+        models = {}
+        for name in sorted(stats.models, key=lambda name: -sum(stats.models[name].endings.values()))[:KEPT_MODELS]:
+            told = msgspec.json.encode(_point_of(stats.models[name]))
+            models[name] = before[name] if before.get(name) == told else told
+        self._points.append(_Kept(stats.at, _head_of(stats), models))
+
+    def json(self, seconds: float) -> bytes:
+        """A HistoryView of the last so many seconds, as JSON."""
+        since = self._points[-1].at - seconds if self._points else 0.0
+        points = [msgspec.Raw(_written(point)) for point in self._points if point.at > since]
+        return msgspec.json.encode(_Told(every=float(EVERY), points=points))
+
+    @property
+    def held(self) -> int:
+        """Bytes that its points take, each object once."""
+        kept = {id(told): len(told) for point in self._points for told in (point.head, *point.models.values())}
+        return sum(kept.values())
+
+
+def _written(point: _Kept) -> bytes:
+    models = msgspec.json.encode({name: msgspec.Raw(told) for name, told in point.models.items()})
+    return point.head[:-1] + b',"models":' + models + b"}"
+
+
+def _head_of(stats: StatsView) -> bytes:
+    waiting: dict[str, int] = {}
+    for parts in stats.waiting.values():
+        for part, n in parts.items():
+            waiting[part] = waiting.get(part, 0) + n
+    return msgspec.json.encode(
+        {
+            "at": stats.at,
+            "live": sum(stats.live.values()),
+            "waiting": waiting,
+            "connections": sum(stats.connections.values()),
+            "refusals": {reason: n for reason, n in stats.refusals.items() if n},
+            "memory": stats.memory.used,
+            "process": stats.memory.process,
+            "lag": _cut(stats.lag.buckets),
+        }
+    )
+
+
+def _point_of(model: ModelStats) -> ModelPoint:
+    return ModelPoint(
+        endings=model.endings,
+        items_in=model.items_in,
+        items_out=model.items_out,
+        bytes_in=model.bytes_in,
+        bytes_out=model.bytes_out,
+        spent={part: round(seconds, 3) for part, seconds in model.spent.items()},
+        duration=_cut(model.duration.buckets),
+        first=_cut(model.first.buckets),
+    )
+
+
+def _cut(buckets: list[int]) -> list[int]:
+    last = max((number for number, n in enumerate(buckets, 1) if n), default=0)
+    return buckets[:last]

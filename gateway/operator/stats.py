@@ -1,0 +1,298 @@
+"""The figures of a gateway at one moment, for readers of the operator plane: counters, what is live, memory, who is slow."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from gateway.catalog.process_memory import resident_bytes
+from gateway.config.machine import usable_memory
+from gateway.errors import Ending
+from gateway.histogram import Histogram
+from gateway.operator.operated import Operated
+from gateway.serving.timer import LAGS
+from gateway.telemetry.account import PARTS
+from gateway.telemetry.live_look import PeerWaits
+from gateway.telemetry.tallies import GAPS, LONG, Tally
+from gateway.version import version
+
+_PEERS = 5  # addresses that are told
+
+
+class HistogramView(msgspec.Struct, kw_only=True, frozen=True):
+    """How long things took. Counters; the bounds of the buckets are in `bounds`, and the last bucket has none."""
+
+    buckets: list[int]
+    """How many took up to each bound and longer than the one before."""
+    seconds: float
+    """All of them together."""
+
+
+class ModelStats(msgspec.Struct, kw_only=True, frozen=True):
+    """What became of a model's streams, on all wires. Counters; all but `endings`, `duration` and `gap` have live ones so
+    far."""
+
+    endings: dict[str, int]
+    items_in: int
+    items_out: int
+    bytes_in: int
+    bytes_out: int
+    spent: dict[str, float]
+    """Seconds by part: begin, slot, input, room, flush, model."""
+    duration: HistogramView
+    """From the head of a request to its ending."""
+    first: HistogramView
+    """From its head until the first item of the answer had left."""
+    gap: HistogramView
+    """The mean time between two items of an answer."""
+
+
+class PeerView(msgspec.Struct, kw_only=True, frozen=True):
+    """A client's address, for which live streams have waited."""
+
+    address: str
+    streams: int
+    room: float
+    """Seconds for which they have waited for it to read, all together."""
+    input: float
+    """The same, for it to send."""
+    slots: int
+    """Slots that are held now by those that wait for it to read."""
+
+
+class MemoryView(msgspec.Struct, kw_only=True, frozen=True):
+    """Bytes."""
+
+    used: int
+    """Of the byte budget."""
+    limit: int
+    """The byte budget: limits.total_bytes."""
+    refuse: int
+    """Above this nothing new begins: limits.memory_refuse."""
+    reset: int
+    """Above this the stream that holds most is ended: limits.memory_reset."""
+    held: dict[str, int]
+    """What exchanges hold, by hop: received, bodies, assembling, send, large."""
+    process: int
+    """The memory of the server's processes; 0 where the system does not tell."""
+    process_limit: int
+    """What the machine, or the control group, lets them have."""
+
+
+class BoundsView(msgspec.Struct, kw_only=True, frozen=True):
+    """The longest of each bucket but the last, in seconds."""
+
+    duration: list[float]
+    first: list[float]
+    gap: list[float]
+    lag: list[float]
+
+
+class StatsView(msgspec.Struct, kw_only=True, frozen=True):
+    """The figures of a server at one moment."""
+
+    at: float
+    """Seconds since 1970."""
+    version: str
+    uptime: float
+    """Seconds for which it has served."""
+    address: list[str]
+    """Where it listens for clients of models."""
+    ready: bool
+    reasons: list[str]
+    """Why it is not ready."""
+    live: dict[str, int]
+    """Streams by wire."""
+    waiting: dict[str, dict[str, int]]
+    """Those that wait, by wire and part: slot, input, room."""
+    connections: dict[str, int]
+    """Those that are open, by wire."""
+    refusals: dict[str, int]
+    """Requests that were not admitted, by reason: counters."""
+    memory: MemoryView
+    lag: HistogramView
+    """How late the event loop came to its timer."""
+    peers: list[PeerView]
+    """The addresses that live streams have waited for most, five at most."""
+    models: dict[str, ModelStats]
+    """Of the configuration by name; the empty name is all others."""
+    bounds: BoundsView
+    """Of all histograms."""
+
+
+_NO_MEMORY = MemoryView(used=0, limit=0, refuse=0, reset=0, held={}, process=0, process_limit=0)
+_NOTHING = StatsView(
+    at=0.0, version=version(), uptime=0.0, address=[], ready=False, reasons=[],
+    live={}, waiting={}, connections={}, refusals={}, memory=_NO_MEMORY,
+    lag=HistogramView(buckets=[0] * (len(LAGS) + 1), seconds=0.0), peers=[], models={},
+    bounds=BoundsView(duration=list(LONG), first=list(LONG), gap=list(GAPS), lag=list(LAGS)),
+)  # fmt: skip
+
+
+async def stats_of(gateway: Operated, uptime: float) -> StatsView:
+    """The figures of one gateway, which has served for so many seconds. Others have their turn meanwhile."""
+    metrics = gateway.metrics
+    look = await metrics.look_in_turns()
+    reasons, budget, limits = gateway.unready, metrics.server.budget, metrics.server.limits
+    return StatsView(
+        at=round(time.time(), 3),
+        version=version(),
+        uptime=round(uptime, 3),
+        address=list(gateway.addresses),
+        ready=not reasons,
+        reasons=list(reasons),
+        live=dict(look.live),
+        waiting=_nested(look.waiting),
+        connections=dict(look.connections),
+        refusals={refusal.value: n for refusal, n in metrics.refusals.items()},
+        memory=MemoryView(
+            used=budget.used,
+            limit=budget.limit,
+            refuse=budget.limit * limits.memory_refuse // 100,
+            reset=budget.limit * limits.memory_reset // 100,
+            held=dict(look.held),
+            process=resident_bytes(),
+            process_limit=usable_memory(),
+        ),
+        lag=_histogram_view([metrics.lag]),
+        peers=_slowest([_peer_view(address, peer) for address, peer in look.peers.items()]),
+        models=_models(metrics.tallies.by_key),
+        bounds=BoundsView(duration=list(LONG), first=list(LONG), gap=list(GAPS), lag=list(LAGS)),
+    )
+
+
+def _nested(waiting: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for (wire, part), n in waiting.items():
+        nested.setdefault(wire, {})[part] = n
+    return nested
+
+
+def _peer_view(address: str, peer: PeerWaits) -> PeerView:
+    room, input = round(peer.room, 3), round(peer.input, 3)
+    return PeerView(address=address, streams=peer.streams, room=room, input=input, slots=peer.slots)
+
+
+def _slowest(peers: Iterable[PeerView]) -> list[PeerView]:
+    return sorted(peers, key=lambda peer: (-peer.room - peer.input, peer.address))[:_PEERS]
+
+
+def _models(tallies: Mapping[tuple[str, str, str], Tally]) -> dict[str, ModelStats]:
+    by_name: dict[str, list[Tally]] = {}
+    for (_, _, name), tally in tallies.items():
+        by_name.setdefault(name, []).append(tally)
+    return {name: _model_stats(by_name[name]) for name in sorted(by_name)}
+
+
+def _model_stats(tallies: Sequence[Tally]) -> ModelStats:
+    ended = {ending.value: sum(tally.endings[ending] for tally in tallies) for ending in Ending}
+    return ModelStats(
+        endings={ending: n for ending, n in ended.items() if n},
+        items_in=sum(tally.items_in for tally in tallies),
+        items_out=sum(tally.items_out for tally in tallies),
+        bytes_in=sum(tally.bytes_in for tally in tallies),
+        bytes_out=sum(tally.bytes_out for tally in tallies),
+        spent={part: round(sum(tally.spent[part] for tally in tallies), 6) for part in PARTS},
+        duration=_histogram_view([tally.duration for tally in tallies]),
+        first=_histogram_view([tally.first for tally in tallies]),
+        gap=_histogram_view([tally.gap for tally in tallies]),
+    )
+
+
+def _histogram_view(histograms: Sequence[Histogram]) -> HistogramView:
+    buckets = [sum(several) for several in zip(*(histogram.buckets for histogram in histograms), strict=True)]
+    return HistogramView(buckets=buckets, seconds=round(sum(histogram.seconds for histogram in histograms), 6))
+
+
+# -- of several gateways
+
+
+def stats_of_all(told: Sequence[StatsView]) -> StatsView:
+    """The figures of several gateways together. What cannot be added is left to the caller: when it is, and of whom."""
+    names = dict.fromkeys(name for view in told for name in view.models)
+    peers: dict[str, PeerView] = {}
+    for peer in (peer for view in told for peer in view.peers):
+        peers[peer.address] = _peers_added(peers[peer.address], peer) if peer.address in peers else peer
+    wires = dict.fromkeys(wire for view in told for wire in view.waiting)
+    return msgspec.structs.replace(
+        _NOTHING,
+        live=_added([view.live for view in told]),
+        waiting={wire: _added([view.waiting.get(wire, {}) for view in told]) for wire in wires},
+        connections=_added([view.connections for view in told]),
+        refusals=_added([view.refusals for view in told]),
+        memory=MemoryView(
+            used=sum(view.memory.used for view in told),
+            limit=sum(view.memory.limit for view in told),
+            refuse=sum(view.memory.refuse for view in told),
+            reset=sum(view.memory.reset for view in told),
+            held=_added([view.memory.held for view in told]),
+            process=sum(view.memory.process for view in told),
+            process_limit=max((view.memory.process_limit for view in told), default=0),
+        ),
+        lag=_histograms_added([_NOTHING.lag, *(view.lag for view in told)]),
+        peers=_slowest(peers.values()),
+        models={name: models_added([view.models[name] for view in told if name in view.models]) for name in names},
+    )
+
+
+def check(view: StatsView) -> None:
+    """ValueError for figures that another process has said, and that cannot be added to ours."""
+    for model in view.models.values():
+        for histogram, bounds in ((model.duration, LONG), (model.first, LONG), (model.gap, GAPS)):
+            if len(histogram.buckets) != len(bounds) + 1:
+                raise ValueError(f"a histogram of {len(histogram.buckets)} buckets, not {len(bounds) + 1}")
+    if len(view.lag.buckets) != len(LAGS) + 1:
+        raise ValueError(f"a histogram of {len(view.lag.buckets)} buckets, not {len(LAGS) + 1}")
+
+
+def models_added(several: Sequence[ModelStats]) -> ModelStats:
+    """The counters of one model, of several gateways together."""
+    return ModelStats(
+        endings=_added([one.endings for one in several]),
+        items_in=sum(one.items_in for one in several),
+        items_out=sum(one.items_out for one in several),
+        bytes_in=sum(one.bytes_in for one in several),
+        bytes_out=sum(one.bytes_out for one in several),
+        spent=_seconds_added([one.spent for one in several]),
+        duration=_histograms_added([one.duration for one in several]),
+        first=_histograms_added([one.first for one in several]),
+        gap=_histograms_added([one.gap for one in several]),
+    )
+
+
+def counters_of(view: StatsView) -> StatsView:
+    """What a gateway that is gone had counted: nothing of it is live, and it holds nothing."""
+    return msgspec.structs.replace(view, live={}, waiting={}, connections={}, memory=_NO_MEMORY, peers=[])
+
+
+def _peers_added(one: PeerView, other: PeerView) -> PeerView:
+    return PeerView(
+        address=one.address,
+        streams=one.streams + other.streams,
+        room=round(one.room + other.room, 3),
+        input=round(one.input + other.input, 3),
+        slots=one.slots + other.slots,
+    )
+
+
+def _added(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for one in several:
+        total.update(one)
+    return dict(total)
+
+
+def _seconds_added(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for one in several:
+        for name, seconds in one.items():
+            total[name] = round(total.get(name, 0.0) + seconds, 6)
+    return total
+
+
+def _histograms_added(several: Sequence[HistogramView]) -> HistogramView:
+    buckets = [sum(one) for one in zip(*(view.buckets for view in several), strict=True)]
+    return HistogramView(buckets=buckets, seconds=round(sum(view.seconds for view in several), 6))
