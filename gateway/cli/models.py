@@ -158,7 +158,10 @@ def live(given: CommandLine, /, follow: bool, interval: float, as_json: bool, **
 
     def asked(plane: PlaneClient) -> int:
         if not follow:
-            _tell(plane.ask("GET", "/streams?limit=100000")["streams"], as_json, _STREAM, _stream_row)
+            told = plane.ask("GET", "/streams")
+            _tell(told["streams"], as_json, _STREAM, _stream_row)
+            if told["live"] > len(told["streams"]) and not as_json:
+                click.echo(f"and {told['live'] - len(told['streams'])} more, which are younger")
             return DONE
         states: list[str] = []
         for name, data in plane.events(f"/streams/events?interval={interval:g}"):

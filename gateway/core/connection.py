@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from gateway.core.contracts import LAST_WORD, TURN_SECONDS, Wire
+from gateway.core.contracts import LAST_WORD, TURN_SECONDS, Hop, Wire
 from gateway.core.exchange import Exchange
 from gateway.core.linger import Linger, Swallowed
 from gateway.credentials import Door
@@ -485,6 +485,11 @@ class Connection:
             self._close_if_over()
         elif not (self._dirty or self._ending) and self.wire.over:
             self.output_ready()
+
+    def socket_hop(self) -> list[Hop]:
+        """What the transport has of all its exchanges; none where nobody tells."""
+        unsent = self.transport.unsent()
+        return [] if unsent is None else [Hop("socket", *unsent)]
 
     # -- time ------------------------------------------------------------------------------------------------------
 

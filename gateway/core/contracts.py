@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from gateway.config import LimitsConfig
@@ -32,6 +32,18 @@ What they cost shows only when they run, and the first turns of many connections
 LAST_WORD = 5.0
 """Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
 `websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
+
+
+class Hop(NamedTuple):
+    """A place on the way of an exchange's bytes."""
+
+    name: str
+    """`received` and not taken by the model; `queued` for the client; in its connection's `socket`, with what other streams
+    have there; in the client's `window`, which it gives back when it reads."""
+    held: int
+    """Bytes that are there."""
+    limit: int
+    """With how many it is full."""
 
 
 class Wire(Protocol):
@@ -92,6 +104,10 @@ class Wire(Protocol):
     def land(self, stream: int, buffer: memoryview) -> int | None:
         """The rest of the body comes into `buffer`, and the Exchange is fed views of that. The number says how often each
         byte is copied on its way there; None where this wire does no such thing, or nothing is to come."""
+        ...
+
+    def hops(self, stream: int) -> list[Hop]:
+        """Where the bytes of the exchange are now, of the places that this wire has, from the model to the client."""
         ...
 
     def reserved(self, stream: int) -> int:

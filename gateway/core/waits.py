@@ -19,7 +19,7 @@ class Waits:
     by the former alone, and for both before a slot.
     """
 
-    __slots__ = ("_since", "_what", "ended_at", "seconds")
+    __slots__ = ("_began", "_since", "_what", "ended_at", "seconds")
 
     def __init__(self) -> None:
         self.seconds = [0.0] * (ROOM + 1)
@@ -27,6 +27,7 @@ class Waits:
         self.ended_at: float | None = None
         """When the ending was decided, where that was before the exchange's task was done with it."""
         self._what, self._since = 0, 0.0
+        self._began = 0.0  # when it began to be what it is now
 
     @property
     def what(self) -> int:
@@ -38,10 +39,9 @@ class Waits:
         """A task waits from now on."""
         if not self._what:
             self._what = what
-            self._since = now
+            self._since = self._began = now
         elif self._what != _OVER:
-            self._count(now)
-            self._what |= what
+            self._change(self._what | what, now)
 
     def over(self, what: int, now: float) -> None:
         """It waits no longer; `now` may be before its begin, where what it wanted was on its way already."""
@@ -51,8 +51,7 @@ class Waits:
             if spent > 0:
                 self.seconds[what] += spent
         elif self._what != _OVER:
-            self._count(now)
-            self._what &= ~what
+            self._change(self._what & ~what, now)
 
     def end(self, now: float) -> None:
         """The ending is decided: what waits on is no part of the exchange."""
@@ -64,6 +63,17 @@ class Waits:
         if self._what != _OVER:
             self._count(now)
             self._what = _OVER
+
+    def lasted(self, now: float) -> float:
+        """Seconds for which it has been what it is now; 0 where nothing is waited for."""
+        return max(now - self._began, 0.0) if self.what else 0.0
+
+    def _change(self, what: int, now: float) -> None:
+        before = self.what
+        self._count(now)
+        self._what = what
+        if self.what != before:
+            self._began = now
 
     def so_far(self, now: float) -> list[float]:
         """As `seconds`, with the wait that goes on, until now. Nothing changes."""

@@ -23,7 +23,7 @@ from gateway.fronts.parent import Parent
 from gateway.fronts.sums import Family
 from gateway.operator.events import News, event_of
 from gateway.operator.operated import PlaneSite
-from gateway.operator.operations import ModelsView, StreamsView
+from gateway.operator.operations import ModelsView, StreamQuery, StreamsView
 from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
 from gateway.operator.views import ErrorView, ModelView
 from gateway.serving.drain import DrainReport
@@ -207,18 +207,20 @@ class ParentAnswers:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    async def streams(self, limit: int) -> StreamsView:
-        """What is live in all fronts, the oldest first."""
-        told: list[StreamsView] = list((await self._ask_all("streams", StreamsView, limit)).values())
+    async def streams(self, query: StreamQuery) -> StreamsView:
+        """What is live in all fronts, of that what is asked for."""
+        told: list[StreamsView] = list((await self._ask_all("streams", StreamsView, query)).values())
         endings = Counter[str]()
         for view in told:
             endings.update(view.endings)
-        rows = sorted((row for view in told for row in view.streams), key=lambda row: -row.age)
+        rows = [row for view in told for row in view.streams]
+        rows.sort(key=lambda row: -(row.waited or 0.0) if query.sort == "waited" else -row.age)
         return StreamsView(
             live=sum(view.live for view in told),
+            matched=sum(view.matched for view in told),
             connections=sum(view.connections for view in told),
             endings=dict(endings),
-            streams=rows[:limit],
+            streams=rows[: query.limit],
         )
 
     @asynccontextmanager

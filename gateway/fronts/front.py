@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, final
 
+import msgspec
 import trio
 
 from gateway.catalog.process_memory import give_back_at_rest
@@ -41,6 +42,7 @@ from gateway.gateway import Gateway
 from gateway.net.tls_reload import tell_broken
 from gateway.operator.answers import GatewayAnswers
 from gateway.operator.events import StreamWatch
+from gateway.operator.operations import StreamQuery
 from gateway.telemetry import logging_setup
 from gateway.version import version
 from models.errors import contain_interrupts, leaves
@@ -231,7 +233,7 @@ class Front:
             case "stats":
                 return await answers.stats()
             case "streams":
-                return await answers.streams(argument)
+                return await answers.streams(msgspec.convert(argument, StreamQuery))
             case "look":
                 watch = self._watches.get(argument)
                 if watch is None:

@@ -200,6 +200,9 @@ class TLSTransport:
     async def wait_writable(self) -> None:
         await self._below.wait_writable()
 
+    def unsent(self) -> tuple[int, int] | None:
+        return self._below.unsent()
+
     def hung_up(self) -> bool:
         return self._below.hung_up()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import termios
+from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -49,6 +52,11 @@ class Transport(Protocol):
 
     def try_send(self, buffers: Sequence[Buffer]) -> int:
         """Bytes taken from the front of the buffers; 0 if it would block. There is a byte in them, or there are none."""
+        ...
+
+    def unsent(self) -> tuple[int, int] | None:
+        """Bytes that the kernel has taken and the peer's has not acknowledged, and how many it takes; None where nobody
+        tells."""
         ...
 
     async def wait_readable(self) -> None: ...
@@ -137,6 +145,14 @@ class SocketTransport:
         except OSError as e:
             raise _lost(e) from e
 
+    def unsent(self) -> tuple[int, int] | None:
+        try:
+            taken = array("i", [0])
+            fcntl.ioctl(self._sock, termios.TIOCOUTQ, taken)
+            return taken[0], self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        except OSError:
+            return None
+
     def hung_up(self) -> bool:
         if self._closed:
             return True
@@ -215,6 +231,9 @@ class MemoryTransport:
         other = self._other
         while not (other._eof or other._reset or other._closed) and other._held >= other._capacity:
             await self._writable.wait()
+
+    def unsent(self) -> None:
+        return None
 
     def hung_up(self) -> bool:
         return self._eof or self._reset or self._closed
@@ -327,6 +346,9 @@ class StreamTransport:
                 self._waits.remove(scope)
         if scope.cancelled_caught:
             raise TransportLost("closed")
+
+    def unsent(self) -> None:
+        return None
 
     def hung_up(self) -> bool:
         return self._closed or self._received == b""

@@ -10,12 +10,13 @@ from typing import Protocol, final
 import trio
 
 from gateway.config.text import show, text_without_secrets
+from gateway.core.exchange import Exchange
 from gateway.errors import GatewayError, LoadFailed, NotFound
 from gateway.operator.events import StreamWatch
 from gateway.operator.operated import Operated, PlaneSite
-from gateway.operator.operations import ModelsView, StreamsView
+from gateway.operator.operations import ModelsView, StreamQuery, StreamsView
 from gateway.operator.stats import StatsView, stats_of
-from gateway.operator.views import ModelView, models_of, view_of_model, view_of_stream, waits_for
+from gateway.operator.views import ModelView, matches, models_of, view_of_model, view_of_stream, waited, waits_for
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
 from gateway.telemetry.logging_setup import Level
@@ -53,7 +54,7 @@ class Answers(Protocol):
     async def load(self, name: str) -> ModelView: ...
     async def unload(self, name: str) -> ModelView: ...
     async def reload(self, name: str, patience: float | None) -> ModelView: ...
-    async def streams(self, limit: int) -> StreamsView: ...
+    async def streams(self, query: StreamQuery) -> StreamsView: ...
     def watching(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[bytearray]]]:
         """Inside the block each call gives the events since the last one."""
         ...
@@ -152,17 +153,33 @@ class GatewayAnswers:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    async def streams(self, limit: int) -> StreamsView:
-        """What is live, so many at most."""
+    async def streams(self, query: StreamQuery) -> StreamsView:
+        """What is live, of that what is asked for."""
         gateway = self._gateway
         live, queued, now = gateway.live, gateway.supervisor.waiting, trio.current_time()
+        matched: list[tuple[float, Exchange, str]] = []
+        for number, exchange in enumerate(live, 1):
+            waiting = waits_for(exchange, queued)
+            if matches(exchange, waiting, query):
+                first = waited(exchange, waiting, now) if query.sort == "waited" else now - exchange.started_at
+                matched.append((first, exchange, waiting))
+            if number % _EXCHANGES_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        matched.sort(key=lambda found: -found[0])
         views = []
-        for number, exchange in enumerate(live[:limit], 1):
-            views.append(view_of_stream(exchange, now, waits_for(exchange, queued)))
+        for number, (_, exchange, waiting) in enumerate(matched[: query.limit], 1):
+            if exchange.ending is None:  # meanwhile
+                views.append(view_of_stream(exchange, now, waiting))
             if number % _EXCHANGES_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
         counts = gateway.counts()
-        return StreamsView(live=len(live), connections=counts.connections, endings=counts.endings, streams=views)
+        return StreamsView(
+            live=len(live),
+            matched=len(matched),
+            connections=counts.connections,
+            endings=counts.endings,
+            streams=views,
+        )
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:

@@ -30,6 +30,8 @@ from gateway.operator.operated import Operated
 from gateway.operator.operations import (
     OPEN,
     OPERATIONS,
+    SORTS,
+    WAITS,
     DrainRequest,
     DrainView,
     ErrorReply,
@@ -39,6 +41,7 @@ from gateway.operator.operations import (
     LiveView,
     Nothing,
     ReloadRequest,
+    StreamQuery,
     document,
 )
 from gateway.untrusted_text import escape
@@ -48,7 +51,7 @@ log = logging.getLogger("gateway.operator")
 
 _LARGEST = 64 * 1024  # bytes of a body
 _PATIENCE = 10.0  # seconds for it
-_LISTED = 1000  # streams, where a request does not say
+_LISTED = 1000  # streams, at most
 _READERS = 8  # of the event stream, at once
 _SLOWEST, _FASTEST = 60.0, 0.1  # seconds between two looks for it
 # A browser is to run nothing of what comes from here, and to keep none of it.
@@ -188,7 +191,15 @@ class _Routes:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def _streams(self, request: Request) -> Response:
-        return _answer(await self._answers.streams(_count(request, "limit", _LISTED)))
+        given = request.query_params
+        query = StreamQuery(
+            limit=_count(request, "limit", _LISTED, _LISTED),
+            sort=_one_of(request, "sort", SORTS) or SORTS[0],
+            waits_for=_one_of(request, "waits_for", WAITS),
+            model=given.get("model", ""),
+            peer=given.get("peer", ""),
+        )
+        return _answer(await self._answers.streams(query))
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -246,11 +257,19 @@ def _note(request: Request, action: str, **about: object) -> None:
     log.info("operator request", extra={"action": action, **about, "peer": address_of(request)})
 
 
-def _count(request: Request, name: str, default: int) -> int:
+def _count(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and int(text)):
-        raise BadRequest(f"{name} must be a whole number from 1, not {show(text[:100])}")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= most):
+        raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {show(text[:100])}")
     return int(text)
+
+
+def _one_of(request: Request, name: str, words: tuple[str, ...]) -> str:
+    """A word of a query; empty where it is missing."""
+    text = request.query_params.get(name)
+    if text is not None and text not in words:
+        raise BadRequest(f"{name} must be one of {', '.join(words)}, not {show(text[:100])}")
+    return text or ""
 
 
 def _within(request: Request, name: str, default: float, least: float, most: float) -> float:

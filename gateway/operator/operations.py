@@ -37,10 +37,32 @@ class ModelsView(msgspec.Struct, kw_only=True):
     models: list[ModelView]
 
 
+SORTS = ("age", "waited")
+"""By what streams are listed, most of it first."""
+WAITS = ("slot", "model", "input", "room", "end", "gateway")
+"""What a stream may wait for."""
+
+
+class StreamQuery(msgspec.Struct, kw_only=True, frozen=True):
+    """Which of the live streams are listed, and in what order."""
+
+    limit: int
+    sort: str = "age"
+    """One of `SORTS`."""
+    waits_for: str = ""
+    """One of `WAITS`; empty: all."""
+    model: str = ""
+    """A model's name; empty: all."""
+    peer: str = ""
+    """An address, with its port or without; empty: all."""
+
+
 class StreamsView(msgspec.Struct, kw_only=True):
-    """What is live, the oldest first."""
+    """What is live."""
 
     live: int
+    matched: int
+    """Those that were asked for; of so many the first are listed."""
     connections: int
     endings: dict[str, int]
     """How exchanges have ended since the server began."""
@@ -228,8 +250,14 @@ OPERATIONS: tuple[Operation, ...] = (
         name="streams",
         method="GET",
         paths=("/streams",),
-        summary="What is live, the oldest first, and what each stream waits for.",
-        queries=(Field(name="limit", description="How many are listed; 1000 where it is missing.", type=int),),
+        summary="What is live, and what each stream waits for.",
+        queries=(
+            Field(name="limit", description="How many are listed, from 1 to 1000; 1000 where it is missing.", type=int),
+            Field(name="sort", description="age: the oldest first, which is meant without it; waited: who waits longest."),
+            Field(name="waits_for", description=f"Those that wait for this alone: {', '.join(WAITS)}."),
+            Field(name="model", description="Those of this model alone."),
+            Field(name="peer", description="Those of this address alone, with its port or without."),
+        ),
         answers=_answers(StreamsView, "What is live.", 400, *_ACCESS),
     ),
     Operation(

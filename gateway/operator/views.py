@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 import msgspec
 import trio
 from msgspec import UNSET, UnsetType
 
+from gateway.addresses import split_port
 from gateway.core.exchange import Exchange
 from gateway.operator.operated import Operated
+from gateway.telemetry.account import PARTS, account_of, account_so_far
 from gateway.telemetry.observer import peer_of
 from gateway.workers.snapshot import InstanceStatus, ModelStatus
 from gateway.workers.stop_times import StopSummary
@@ -82,6 +85,17 @@ def view_of_model(status: ModelStatus) -> ModelView:
     )
 
 
+class HopView(msgspec.Struct, kw_only=True, frozen=True):
+    """A place on the way of a stream's bytes."""
+
+    name: str
+    """`received`, `queued`, `socket` or `window`."""
+    held: int
+    """Bytes that are there."""
+    limit: int
+    """With how many it is full."""
+
+
 class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     """One exchange: a request and its answer, live or just ended. Times are in seconds."""
 
@@ -101,6 +115,16 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     """0 where no head has been sent."""
     waits_for: str | UnsetType = UNSET
     """While it is live: see `waits_for`."""
+    waited: float | UnsetType = UNSET
+    """Seconds for which it has waited for that; for the model, since bytes have moved or it had its slot."""
+    spent: dict[str, float]
+    """Seconds by part so far: begin, slot, input, room, flush, model."""
+    items_in: int
+    items_out: int
+    first: float | None
+    """Seconds from its head until the first item had left; null where none has."""
+    hops: list[HopView] | UnsetType = UNSET
+    """Where its bytes are while it is live, from the model to the client; each wire has some of these places."""
     ending: str | UnsetType = UNSET
     """Once it has ended."""
     incident: str | UnsetType = UNSET
@@ -114,9 +138,51 @@ def waits_for(exchange: Exchange, queued: Collection[object]) -> str:
     return exchange.waits_for or ("model" if exchange.model else "gateway")
 
 
+class Wanted(Protocol):
+    """Which streams somebody asks for; what is empty does not matter."""
+
+    @property
+    def waits_for(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def peer(self) -> str: ...
+
+
+def matches(exchange: Exchange, waiting: str, wanted: Wanted) -> bool:
+    """Whether a live exchange, which waits for that, is asked for."""
+    if (wanted.waits_for or waiting) != waiting or (wanted.model or exchange.model) != exchange.model:
+        return False
+    if not wanted.peer:
+        return True
+    peer = peer_of(exchange)
+    return wanted.peer in (peer, split_port(peer)[0])
+
+
+def waited(exchange: Exchange, waiting: str, now: float) -> float:
+    """Seconds for which it has waited for that."""
+    waits, moved = exchange.waits, max(exchange.arrived_at, exchange.outbound.sent_at)
+    match waiting:
+        case "slot" | "input" | "room":
+            return 0.0 if waits is None else waits.lasted(now)
+        case "gateway":
+            return now - exchange.started_at
+        case "end":
+            return now - max(moved, getattr(exchange, "left_at", moved))
+        case _:
+            return now - max(moved, getattr(exchange, "queued_until", moved), getattr(exchange, "began_at", moved))
+
+
+def _hops(exchange: Exchange) -> list[HopView]:
+    if exchange.ending is not None:
+        return []  # its connection may be gone
+    return [HopView(name=hop.name, held=hop.held, limit=hop.limit) for hop in exchange.wire.hops(exchange.stream)]
+
+
 def view_of_stream(exchange: Exchange, now: float, waiting: str | UnsetType = UNSET) -> StreamView:
     """`now` is of the exchange's clock; `waiting` is what it waits for where it is live."""
-    ending = exchange.ending
+    ending, live = exchange.ending, waiting is not UNSET
+    account = account_so_far(exchange, now) if live or ending is None else account_of(exchange)
     return StreamView(
         id=exchange.id,
         wire=exchange.wire.name,
@@ -131,6 +197,12 @@ def view_of_stream(exchange: Exchange, now: float, waiting: str | UnsetType = UN
         bytes_out=exchange.outbound.bytes_out,
         status=exchange.outbound.status,
         waits_for=waiting,
-        ending=ending.value if waiting is UNSET and ending is not None else UNSET,
+        waited=round(waited(exchange, waiting, now), 3) if waiting is not UNSET else UNSET,
+        spent={part: round(getattr(account, part), 6) for part in PARTS},
+        items_in=account.items_in,
+        items_out=account.items_out,
+        first=None if account.first is None else round(account.first, 6),
+        hops=_hops(exchange) if live else UNSET,
+        ending=ending.value if not live and ending is not None else UNSET,
         incident=exchange.incident or UNSET,
     )

@@ -114,6 +114,7 @@ class MemorySocket:
         self.peer, self.alpn, self.pending = below.peer, below.alpn, False
         self.wait_readable, self.wait_writable = below.wait_readable, below.wait_writable
         self.hung_up = below.hung_up
+        self.unsent = below.unsent
         bells: Any = below
         bells._readable = _Bell(self, below._readable, room=False)
         bells._writable = _Bell(self, below._writable, room=True)

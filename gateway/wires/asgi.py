@@ -11,7 +11,7 @@ from urllib.parse import quote
 import trio
 
 from gateway.addresses import written_ip
-from gateway.core.contracts import LAST_WORD
+from gateway.core.contracts import LAST_WORD, Hop
 from gateway.core.exchange import Exchange
 from gateway.doorbell import Doorbell
 from gateway.errors import Drained, Ending, SlowReader
@@ -221,6 +221,10 @@ class ASGICall:
     def held(self) -> tuple[int, int]:
         """Bytes that were received and its exchange has not taken, and bytes that wait to be written."""
         return self._unread, self._queued
+
+    def hops(self, stream: int) -> list[Hop]:
+        limits = self.limits
+        return [Hop("received", self._unread, limits.read_ahead), Hop("queued", self._queued, limits.send_buffer)]
 
     # -- sending ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
-from gateway.core.contracts import EVENTS_A_LOOK, LANDED
+from gateway.core.contracts import EVENTS_A_LOOK, LANDED, Hop
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
 from gateway.errors import BadRequest, Closing, Ending
@@ -204,6 +204,11 @@ class HTTP1Wire:
         if self._current is not None:
             unsent += sum(map(len, self._current.outbound.pieces))
         return machine.unread + machine.unconsumed, unsent
+
+    def hops(self, stream: int) -> list[Hop]:
+        (received, unsent), limits = self.held(), self._connection.limits
+        hops = [Hop("received", received, limits.read_ahead), Hop("queued", unsent, limits.send_buffer)]
+        return [*hops, *self._connection.socket_hop()]
 
     @property
     def idle_since(self) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
-from gateway.core.contracts import EVENTS_A_LOOK, LAST_WORD, REQUESTS_AT_ONCE
+from gateway.core.contracts import EVENTS_A_LOOK, LAST_WORD, REQUESTS_AT_ONCE, Hop
 from gateway.core.exchange import Exchange
 from gateway.core.memory import no_bytes
 from gateway.errors import Closing, Ending, SlowReader
@@ -235,6 +235,16 @@ class HTTP2Wire:
     def held(self) -> tuple[int, int]:
         machine = self._machine
         return machine.unconsumed, sum(map(machine.queued, self._connection.exchanges))
+
+    def hops(self, stream: int) -> list[Hop]:
+        machine = self._machine
+        left, window = machine.window(stream)  # which may have grown beyond what it began with
+        return [
+            Hop("received", *machine.received(stream)),
+            Hop("queued", machine.queued(stream), self._connection.limits.send_buffer),
+            *self._connection.socket_hop(),
+            Hop("window", max(0, window - left), max(window, left)),
+        ]
 
     @property
     def idle_since(self) -> float:

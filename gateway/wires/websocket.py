@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-from gateway.core.contracts import EVENTS_A_LOOK
+from gateway.core.contracts import EVENTS_A_LOOK, Hop
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import PIECE
 from gateway.core.time_limits import Pace
@@ -204,6 +204,11 @@ class WebSocketWire:
     def held(self) -> tuple[int, int]:
         machine, limits = self._machine, self._connection.limits
         return machine.unread + machine.unconsumed, limits.send_buffer - machine.room()
+
+    def hops(self, stream: int) -> list[Hop]:
+        (received, unsent), limits = self.held(), self._connection.limits
+        hops = [Hop("received", received, limits.read_ahead), Hop("queued", unsent, limits.send_buffer)]
+        return [*hops, *self._connection.socket_hop()]
 
     @property
     def idle_since(self) -> None:
