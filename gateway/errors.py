@@ -20,6 +20,7 @@ class Ending(enum.Enum):
     CANCELLED = "cancelled-by-client"
     DEADLINE = "deadline"
     DRAINED = "drained"
+    OPERATOR = "ended-by-operator"
     LOST = "transport-lost"
 
     __hash__ = object.__hash__  # Enum's own is a call of Python's, and endings are counted
@@ -256,7 +257,6 @@ class LoadFailed(GatewayError):
     code = "LoadFailed"
 
 
-@final
 class Drained(GatewayError):
     """The server is shutting down and the drain deadline has passed."""
 
@@ -264,6 +264,13 @@ class Drained(GatewayError):
     retryable = True
     ending = Ending.DRAINED
     code = "ServiceUnavailable"
+
+
+@final
+class EndedByOperator(Drained):
+    """An operator has ended this stream alone; every dialect says it as it says a drain."""
+
+    ending = Ending.OPERATOR
 
 
 @final

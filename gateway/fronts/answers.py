@@ -18,14 +18,14 @@ from gateway.config import Config, LimitsConfig
 from gateway.config.text import show
 from gateway.config.watched_file import WatchedFile
 from gateway.errors import Conflict, NotFound, Unavailable
-from gateway.fronts.link import ANSWER, FrontLink, SilentFront
+from gateway.fronts.link import ANSWER, FrontError, FrontLink, SilentFront
 from gateway.fronts.parent import Parent
 from gateway.fronts.sums import Family
 from gateway.operator.events import News, event_of
 from gateway.operator.operated import PlaneSite
 from gateway.operator.operations import ModelsView, StreamQuery, StreamsView
 from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
-from gateway.operator.views import ErrorView, ModelView
+from gateway.operator.views import ErrorView, ModelView, StreamView
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
 from gateway.telemetry.logging_setup import Level
@@ -222,6 +222,23 @@ class ParentAnswers:
             endings=dict(endings),
             streams=rows[: query.limit],
         )
+
+    async def end(self, id: str) -> StreamView:
+        """Ends a live stream, in whatever front it is. NotFound; Conflict where its answer is complete already."""
+        silent = False
+        for link in self._fronts:
+            try:
+                return msgspec.convert(await link.ask("end", id, within=ANSWER), StreamView)
+            except FrontError as e:
+                if e.status != 404:
+                    raise
+            except SilentFront:
+                silent = True
+            except msgspec.ValidationError as e:
+                link.broken(e)
+        if silent:
+            raise Unavailable(f"a front does not answer, which may have the stream {show(id[:100])}; try again")
+        raise NotFound(f"no stream {show(id[:100])} is live: GET /streams lists those that are")
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:

@@ -234,6 +234,8 @@ class Front:
                 return await answers.stats()
             case "streams":
                 return await answers.streams(msgspec.convert(argument, StreamQuery))
+            case "end":
+                return await answers.end(argument)
             case "look":
                 watch = self._watches.get(argument)
                 if watch is None:

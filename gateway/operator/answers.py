@@ -11,12 +11,21 @@ import trio
 
 from gateway.config.text import show, text_without_secrets
 from gateway.core.exchange import Exchange
-from gateway.errors import GatewayError, LoadFailed, NotFound
+from gateway.errors import Conflict, EndedByOperator, GatewayError, LoadFailed, NotFound
 from gateway.operator.events import StreamWatch
 from gateway.operator.operated import Operated, PlaneSite
 from gateway.operator.operations import ModelsView, StreamQuery, StreamsView
 from gateway.operator.stats import StatsView, stats_of
-from gateway.operator.views import ModelView, matches, models_of, view_of_model, view_of_stream, waited, waits_for
+from gateway.operator.views import (
+    ModelView,
+    StreamView,
+    matches,
+    models_of,
+    view_of_model,
+    view_of_stream,
+    waited,
+    waits_for,
+)
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
 from gateway.telemetry.logging_setup import Level
@@ -55,6 +64,10 @@ class Answers(Protocol):
     async def unload(self, name: str) -> ModelView: ...
     async def reload(self, name: str, patience: float | None) -> ModelView: ...
     async def streams(self, query: StreamQuery) -> StreamsView: ...
+    async def end(self, id: str) -> StreamView:
+        """Ends a live stream, which is as it was then. NotFound; Conflict where its answer is complete already."""
+        ...
+
     def watching(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[bytearray]]]:
         """Inside the block each call gives the events since the last one."""
         ...
@@ -180,6 +193,19 @@ class GatewayAnswers:
             endings=counts.endings,
             streams=views,
         )
+
+    async def end(self, id: str) -> StreamView:
+        """Ends a live stream. NotFound; Conflict where its answer is complete already."""
+        exchange = next((one for one in self._gateway.live if one.id == id and one.ending is None), None)
+        if exchange is None:
+            raise NotFound(f"no stream {show(id[:100])} is live: GET /streams lists those that are")
+        if exchange.outbound.finishing is not None:
+            raise Conflict(
+                f"the answer of stream {id} is complete: it ends when its client has taken it, or after limits.write_stall"
+            )
+        view = view_of_stream(exchange, trio.current_time(), waits_for(exchange, self._gateway.supervisor.waiting))
+        exchange.interrupt(EndedByOperator("an operator has ended this stream"))
+        return view
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:

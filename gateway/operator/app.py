@@ -112,6 +112,7 @@ class _Routes:
             "reload": self._reload,
             "model": self._model,
             "streams": self._streams,
+            "end": self._end,
             "events": self._events,
             "report": self._report,
             "drain": self._drain,
@@ -200,6 +201,12 @@ class _Routes:
             peer=given.get("peer", ""),
         )
         return _answer(await self._answers.streams(query))
+
+    async def _end(self, request: Request) -> Response:
+        await _body(request, Nothing)
+        id = str(request.path_params["id"])
+        _note(request, "end", id=escape(id[:200]))
+        return _answer(await self._answers.end(id), 202)
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":

@@ -116,14 +116,14 @@ _DESCRIPTION = (
     "Manages a gateway and watches it. Where the server has a token, each request but those of health and the console "
     "brings it as `Authorization: Bearer TOKEN`. Every error has a JSON body with `error`, in words, and `code`."
 )
-_CAPTURED = {"name": "The name of a model."}
+_CAPTURED = {"name": "The name of a model.", "id": "The id of a stream, as its client has it as x-request-id."}
 _ERRORS = {
     400: "The request is wrong; the text names the field.",
     401: "The server demands a token, and the request has none or a wrong one.",
     403: "A browser's page of another site may have made the request.",
-    404: "There is no such model.",
+    404: "There is no such model, or stream.",
     408: "The body did not come.",
-    409: "The model is on its way in or out.",
+    409: "The model is on its way in or out; the stream's answer is complete already.",
     413: "The body is larger than 64 KiB.",
     500: "The model's own code failed, or the server did.",
     503: "Not now: it may be tried again.",
@@ -259,6 +259,17 @@ OPERATIONS: tuple[Operation, ...] = (
             Field(name="peer", description="Those of this address alone, with its port or without."),
         ),
         answers=_answers(StreamsView, "What is live.", 400, *_ACCESS),
+    ),
+    Operation(
+        name="end",
+        method="POST",
+        paths=("/streams/{id}/end",),
+        summary="Ends one stream: its model is cancelled, and its client is told as at a drain.",
+        bodies=(Body(type=Nothing),),
+        answers=(
+            Answer(status=202, description="It is told; the row is as it was then.", bodies=(Body(type=StreamView),)),
+            *_errors(*_BODY, *_ACCESS, 404, 409),
+        ),
     ),
     Operation(
         name="events",

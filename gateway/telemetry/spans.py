@@ -41,7 +41,7 @@ _SCHEMES = {b"http": "http", b"https": "https", b"ws": "ws", b"wss": "wss"}
 _FAILED_DEPENDENCY = 424
 # OpenTelemetry's conventions for gRPC: what is an error to a server.
 _GRPC_FAILURES = frozenset({2, 4, 12, 13, 14, 15})
-_FAILURES = frozenset({Ending.MODEL_ERROR, Ending.DEADLINE, Ending.DRAINED, Ending.LOST})
+_FAILURES = frozenset({Ending.MODEL_ERROR, Ending.DEADLINE, Ending.DRAINED, Ending.OPERATOR, Ending.LOST})
 # W3C Trace Context, section 3.3.1: what is no such list is not passed on. OpenTelemetry would log what is wrong in it, and
 # those are a client's own words, as many as it likes.
 _TRACESTATE_LENGTH, _TRACESTATE_MEMBERS = 512, 32

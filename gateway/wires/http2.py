@@ -50,7 +50,7 @@ log = logging.getLogger("gateway.connection")
 
 _INTERNAL_ERROR, _CANCEL, _ENHANCE_YOUR_CALM = 2, 8, 11  # RFC 9113 section 7
 _BEGUN = {Part.SETTINGS: "the first SETTINGS", Part.HEAD: "a header block", Part.FRAME: "the head of a frame"}
-_ENDED_BY_US = (Ending.CANCELLED, Ending.DRAINED, Ending.DEADLINE, Ending.LOST)
+_ENDED_BY_US = (Ending.CANCELLED, Ending.DRAINED, Ending.OPERATOR, Ending.DEADLINE, Ending.LOST)
 
 
 @functools.lru_cache(maxsize=8)

@@ -90,6 +90,15 @@ async def test_models_streams_and_the_log_are_those_of_all(tmp_path: Path) -> No
                 streams = json.loads(await curl(f"{plane}/streams"))
             assert [view["model"] for view in streams["streams"]] == ["slow", "slow"]
             assert streams["connections"] == 2
+            assert [hop["name"] for hop in streams["streams"][0]["hops"]] == ["received", "queued", "socket"]
+            for view in streams["streams"]:
+                told = json.loads(await curl("-X", "POST", f"{plane}/streams/{view['id']}/end"))
+                assert told["id"] == view["id"]
+            while json.loads(await curl(f"{plane}/streams"))["live"]:
+                pass
+            assert json.loads(await curl(f"{plane}/stats"))["models"]["slow"]["endings"] == {"ended-by-operator": 2}
+            missing = json.loads(await curl("-X", "POST", f"{plane}/streams/none/end"))
+            assert missing["code"] == "NotFound"
         put = ("-X", "PUT", "-H", "content-type: application/json", "-d", '{"level": "error"}')
         assert json.loads(await curl(*put, f"{plane}/log")) == {"level": "error"}
         written = len(server.all("exchange"))
