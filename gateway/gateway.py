@@ -128,7 +128,7 @@ class Gateway:
         self.router = Router(rows(config, self.supervisor, self.repository, self.control, draining=lambda: server.draining))
         self.access = ClientAccess(config, server, wall_clock)
         server.exchange_closed = self.access.around(server.exchange_closed)
-        self.dispatcher = Dispatcher(server, self.router, self.observer, self.access)
+        self.dispatcher = Dispatcher(server, self.router, self.observer, self.access, self.supervisor.explain)
         # what each exchange goes through is theirs, without a call of ours between
         work: Handler = self.dispatcher.work
         if spans is not None:

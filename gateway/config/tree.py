@@ -196,6 +196,8 @@ class OperatorConfig:
     """Whether it may listen beyond loopback without any token."""
     hosts: Texts = ()
     """Names by which requests without a token may call it, in their Host, beside `host`, localhost and every address."""
+    tracebacks: bool = True
+    """Whether it tells the tracebacks of what models and the server have raised; else they are in the log alone."""
 
 
 @final

@@ -23,11 +23,12 @@ from gateway.fronts.parent import Parent
 from gateway.fronts.sums import Family
 from gateway.operator.events import News, event_of
 from gateway.operator.operated import PlaneSite
-from gateway.operator.operations import ModelsView, StreamQuery, StreamsView
+from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, StreamsView
 from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
-from gateway.operator.views import ErrorView, ModelView, StreamView
+from gateway.operator.views import ErrorView, IncidentView, ModelView, StreamView
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
+from gateway.telemetry.incidents import GROUPS
 from gateway.telemetry.logging_setup import Level
 from gateway.telemetry.metrics import exposition
 
@@ -87,6 +88,9 @@ class ParentAnswers:
                     await look()
                 except Exception:  # of ours: the server goes on
                     log.exception("a look at the fronts failed")
+
+    def operate(self) -> None:
+        """Fronts keep incidents by themselves."""
 
     @property
     def draining(self) -> bool:
@@ -255,6 +259,24 @@ class ParentAnswers:
             for link in self._fronts:
                 link.tell("look away", reader)
 
+    # -- incidents ---------------------------------------------------------------------------------------------------
+
+    async def _incidents(self) -> list[IncidentView]:
+        told = (await self._ask_all("incidents", list[IncidentView])).values()
+        return sorted(incidents_of_all(view for views in told for view in views), key=lambda view: -view.last)
+
+    async def incidents(self) -> IncidentsView:
+        """What models and fronts have raised, of the fronts that are there."""
+        kept = (await self._incidents())[:GROUPS]
+        return IncidentsView(incidents=[msgspec.structs.replace(view, traceback=UNSET) for view in kept])
+
+    async def incident(self, id: str) -> IncidentView:
+        """The group of one, by any of its numbers. NotFound."""
+        for view in await self._incidents():
+            if id == view.id or id in view.numbers:
+                return view
+        raise NotFound(f"no incident {show(id[:100])} is kept: GET /incidents lists those that are, the log has all")
+
     # -- the log -----------------------------------------------------------------------------------------------------
 
     def level(self) -> str:
@@ -283,12 +305,14 @@ class _Watch:
     def __init__(self) -> None:
         self._models: dict[FrontLink, list[ModelView]] = {}
         self._streams: dict[FrontLink, set[str]] = {}
+        self._incidents: dict[FrontLink, dict[str, IncidentView]] = {}
 
     def events_of(self, told: dict[FrontLink, News]) -> bytearray:
         """The news of all, as one: the streams of a front that is gone are closed."""
         models, streams, dropped, changed = self._models, bytearray(), 0, False
         for link in [link for link in self._streams if link.exit is not None]:
             changed |= models.pop(link, None) is not None
+            self._incidents.pop(link, None)
             for id in self._streams.pop(link):
                 streams += event_of("closed", {"id": id})
         for link, news in told.items():
@@ -300,8 +324,44 @@ class _Watch:
             known.update(news.opened)
             known.difference_update(news.closed)
         listed = models_of_all({link.number: views for link, views in models.items()}) if changed else None
-        merged = News(models=listed, dropped=dropped, streams=bytes(streams), opened=[], closed=[])
+        merged = News(
+            incidents=self._happened(told), models=listed, dropped=dropped, streams=bytes(streams), opened=[], closed=[]
+        )
         return merged.events()
+
+    def _happened(self, told: dict[FrontLink, News]) -> list[IncidentView]:
+        """The groups in which something has happened, with what other fronts have of them."""
+        happened = set[tuple[str, str, str]]()
+        for link, news in told.items():
+            known = self._incidents.setdefault(link, {})
+            for view in news.incidents:
+                known.pop(view.id, None)
+                known[view.id] = view
+                happened.add(_kind_of(view))
+            while len(known) > GROUPS:  # as each front itself keeps them
+                del known[next(iter(known))]
+        every = [view for known in self._incidents.values() for view in known.values() if _kind_of(view) in happened]
+        return sorted(incidents_of_all(every), key=lambda view: view.last)
+
+
+def _kind_of(view: IncidentView) -> tuple[str, str, str]:
+    return view.type, view.place, view.model
+
+
+def incidents_of_all(told: Iterable[IncidentView]) -> list[IncidentView]:
+    """The groups of all fronts, each kind once: the text is of the last one, the id and the traceback of the first."""
+    kinds: dict[tuple[str, str, str], list[IncidentView]] = {}
+    for view in told:
+        kinds.setdefault(_kind_of(view), []).append(view)
+    merged = []
+    for views in kinds.values():
+        views.sort(key=lambda view: view.last)
+        first = min(views, key=lambda view: view.first)
+        numbers = [number for view in views for number in view.numbers]
+        count = sum(view.count for view in views)
+        own = {"id": first.id, "first": first.first, "traceback": first.traceback, "count": count, "numbers": numbers}
+        merged.append(msgspec.structs.replace(views[-1], **own))
+    return merged
 
 
 def models_of_all(told: dict[int, list[ModelView]]) -> list[ModelView]:

@@ -43,6 +43,7 @@ from gateway.net.tls_reload import tell_broken
 from gateway.operator.answers import GatewayAnswers
 from gateway.operator.events import StreamWatch
 from gateway.operator.operations import StreamQuery
+from gateway.operator.views import view_of_incident
 from gateway.telemetry import logging_setup
 from gateway.version import version
 from models.errors import contain_interrupts, leaves
@@ -97,6 +98,8 @@ class Front:
         self._watches: dict[int, StreamWatch] = {}  # by the number of who reads the events
         if has_plane(gateway.config.operator) or gateway.config.metrics.port >= 0:
             self._answers = GatewayAnswers(gateway)  # from now on exchanges are counted
+        if self._answers is not None and has_plane(gateway.config.operator):
+            self._answers.operate()
         self._control = trio.SocketStream(trio.socket.from_stdlib_socket(control))
         self._out: list[Message] = []
         self._posted, self._fewer = Doorbell(), Doorbell()
@@ -236,10 +239,12 @@ class Front:
                 return await answers.streams(msgspec.convert(argument, StreamQuery))
             case "end":
                 return await answers.end(argument)
+            case "incidents":
+                return [view_of_incident(group, whole=True) for group in answers.explained.groups]
             case "look":
                 watch = self._watches.get(argument)
                 if watch is None:
-                    watch = self._watches[argument] = StreamWatch(self._gateway)
+                    watch = self._watches[argument] = StreamWatch(self._gateway, answers.explained)
                     self._gateway.observer.watchers.append(watch.ended)
                 return await watch.look()
             case "look away":

@@ -61,6 +61,11 @@ class InstanceEnded(Exception):
 class RaisedThere(Exception):
     """An exception of the model's own code in its process: its type and text. A note has its traceback."""
 
+    @property
+    def kind_there(self) -> str:
+        """The name of its type."""
+        return str(self).partition(":")[0]
+
 
 @final
 class _Call:

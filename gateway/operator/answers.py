@@ -14,13 +14,15 @@ from gateway.core.exchange import Exchange
 from gateway.errors import Conflict, EndedByOperator, GatewayError, LoadFailed, NotFound
 from gateway.operator.events import StreamWatch
 from gateway.operator.operated import Operated, PlaneSite
-from gateway.operator.operations import ModelsView, StreamQuery, StreamsView
+from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, StreamsView
 from gateway.operator.stats import StatsView, stats_of
 from gateway.operator.views import (
+    IncidentView,
     ModelView,
     StreamView,
     matches,
     models_of,
+    view_of_incident,
     view_of_model,
     view_of_stream,
     waited,
@@ -28,6 +30,7 @@ from gateway.operator.views import (
 )
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
+from gateway.telemetry.incidents import Incidents
 from gateway.telemetry.logging_setup import Level
 from gateway.telemetry.metrics import exposition
 from models.blocking import detached
@@ -41,6 +44,10 @@ class Answers(Protocol):
 
     place: PlaneSite
     """Where the plane is, and by what rules."""
+
+    def operate(self) -> None:
+        """A plane asks from now on: incidents are kept."""
+        ...
 
     @property
     def draining(self) -> bool: ...
@@ -68,6 +75,11 @@ class Answers(Protocol):
         """Ends a live stream, which is as it was then. NotFound; Conflict where its answer is complete already."""
         ...
 
+    async def incidents(self) -> IncidentsView: ...
+    async def incident(self, id: str) -> IncidentView:
+        """The group of one, by any of its numbers, with the traceback. NotFound."""
+        ...
+
     def watching(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[bytearray]]]:
         """Inside the block each call gives the events since the last one."""
         ...
@@ -88,6 +100,12 @@ class GatewayAnswers:
         self._registry = gateway.registry  # from now on exchanges are counted
         self.begin_drain, self.reported = gateway.begin_drain, gateway.reported
         self._began = time.monotonic()
+        self.explained = Incidents(tracebacks=gateway.config.operator.tracebacks)
+        """What the log has explained since `operate`."""
+
+    def operate(self) -> None:
+        """A plane asks from now on: incidents are kept."""
+        self._gateway.supervisor.explained.append(self.explained.add)
 
     @property
     def draining(self) -> bool:
@@ -210,13 +228,26 @@ class GatewayAnswers:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:
         """Inside the block each call gives the events since the last one."""
-        watch = StreamWatch(self._gateway)
+        watch = StreamWatch(self._gateway, self.explained)
 
         async def look() -> bytearray:
             return (await watch.look()).events()
 
         with self._gateway.watched(watch.ended):
             yield look
+
+    # -- incidents ---------------------------------------------------------------------------------------------------
+
+    async def incidents(self) -> IncidentsView:
+        """What models and the server have raised."""
+        return IncidentsView(incidents=[view_of_incident(group) for group in self.explained.groups])
+
+    async def incident(self, id: str) -> IncidentView:
+        """The group of one, by any of its numbers. NotFound."""
+        group = self.explained.find(id)
+        if group is None:
+            raise NotFound(f"no incident {show(id[:100])} is kept: GET /incidents lists those that are, the log has all")
+        return view_of_incident(group, whole=True)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ def operator_app(gateway: Operated, access: Access | None = None) -> Starlette:
 def app_of(answers: Answers, access: Access | None = None) -> Starlette:
     """The same, by whoever has the answers."""
     access = access or Access(answers.place.config.operator)
+    answers.operate()
     history = History(answers.stats)
     answers.place.each_second(history.second)
     return _application(answers, access, _Routes(answers, access, history).all())
@@ -114,6 +115,8 @@ class _Routes:
             "streams": self._streams,
             "end": self._end,
             "events": self._events,
+            "incidents": self._incidents,
+            "incident": self._incident,
             "report": self._report,
             "drain": self._drain,
             "level": self._level,
@@ -215,6 +218,14 @@ class _Routes:
         if not self._readers.value:
             raise Overloaded(f"{_READERS} read the event stream already; try again later")
         return EventStream(self._answers, interval, self._readers, _HEADERS)
+
+    # -- incidents ---------------------------------------------------------------------------------------------------
+
+    async def _incidents(self, request: Request) -> Response:
+        return _answer(await self._answers.incidents())
+
+    async def _incident(self, request: Request) -> Response:
+        return _answer(await self._answers.incident(str(request.path_params["id"])))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

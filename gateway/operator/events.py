@@ -15,8 +15,17 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.exchange import Exchange
 from gateway.operator.operated import Operated
 from gateway.operator.stats import StatsView
-from gateway.operator.views import ModelView, StreamView, view_of_model, view_of_stream, waits_for
+from gateway.operator.views import (
+    IncidentView,
+    ModelView,
+    StreamView,
+    view_of_incident,
+    view_of_model,
+    view_of_stream,
+    waits_for,
+)
 from gateway.serving.drain import DrainReport
+from gateway.telemetry.incidents import Incidents
 from gateway.workers.snapshot import ModelStatus
 from protocols.sse import encode_event
 
@@ -43,6 +52,8 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
 
     models: list[ModelView] | None
     """All of them, where one has changed."""
+    incidents: list[IncidentView]
+    """Those that have happened, the oldest first."""
     dropped: int
     """Exchanges that have ended, and are told by their number alone."""
     streams: bytes
@@ -59,6 +70,8 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
         if self.dropped:
             told += event_of("dropped", {"closed": self.dropped})
         told += self.streams
+        for incident in self.incidents:
+            told += event_of("incident", incident)
         return told
 
 
@@ -70,8 +83,9 @@ class StreamWatch:
     grows with the time that its reader does not read.
     """
 
-    def __init__(self, gateway: Operated) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Operated, incidents: Incidents) -> None:
+        self._gateway, self._incidents = gateway, incidents
+        self._told = 0  # incidents, by their revision
         self._known: dict[str, tuple[object, ...]] = {}
         self._ended: deque[StreamView] = deque()
         self._dropped = 0
@@ -98,7 +112,9 @@ class StreamWatch:
             streams += event
             if number % _EXCHANGES_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
+        happened, self._told = self._incidents.since(self._told), self._incidents.revision
         return News(
+            incidents=[view_of_incident(group) for group in happened],
             models=[view_of_model(status) for status in models] if changed else None,
             dropped=dropped,
             streams=bytes(streams),

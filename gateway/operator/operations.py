@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.operator.history import EVERY, LONGEST, HistoryView
 from gateway.operator.stats import StatsView
-from gateway.operator.views import ModelView, StreamView
+from gateway.operator.views import IncidentView, ModelView, StreamView
 from gateway.serving.drain import DrainReport
 from gateway.telemetry.logging_setup import Level
 from protocols import openapi
@@ -69,6 +69,12 @@ class StreamsView(msgspec.Struct, kw_only=True):
     streams: list[StreamView]
 
 
+class IncidentsView(msgspec.Struct, kw_only=True):
+    """What models and the server have raised, the group that has happened last first; a hundred at most."""
+
+    incidents: list[IncidentView]
+
+
 class DrainView(msgspec.Struct, kw_only=True):
     """Whether the server drains, and the report once it is over."""
 
@@ -116,12 +122,15 @@ _DESCRIPTION = (
     "Manages a gateway and watches it. Where the server has a token, each request but those of health and the console "
     "brings it as `Authorization: Bearer TOKEN`. Every error has a JSON body with `error`, in words, and `code`."
 )
-_CAPTURED = {"name": "The name of a model.", "id": "The id of a stream, as its client has it as x-request-id."}
+_CAPTURED = {
+    "name": "The name of a model.",
+    "id": "The id of a stream, as its client has it as x-request-id; or the number of an incident.",
+}
 _ERRORS = {
     400: "The request is wrong; the text names the field.",
     401: "The server demands a token, and the request has none or a wrong one.",
     403: "A browser's page of another site may have made the request.",
-    404: "There is no such model, or stream.",
+    404: "There is no such model, stream or incident.",
     408: "The body did not come.",
     409: "The model is on its way in or out; the stream's answer is complete already.",
     413: "The body is larger than 64 KiB.",
@@ -284,12 +293,26 @@ OPERATIONS: tuple[Operation, ...] = (
                 bodies=(
                     Body(
                         content_type="text/event-stream",
-                        description="Events models, opened, changed, closed, dropped and drained, each with JSON.",
+                        description="Events stats, models, opened, changed, closed, dropped, incident, drained, with JSON.",
                     ),
                 ),
             ),
             *_errors(400, *_ACCESS, 503),
         ),
+    ),
+    Operation(
+        name="incidents",
+        method="GET",
+        paths=("/incidents",),
+        summary="What models and the server have raised, grouped by type and place.",
+        answers=_answers(IncidentsView, "The groups, without their tracebacks.", *_ACCESS),
+    ),
+    Operation(
+        name="incident",
+        method="GET",
+        paths=("/incidents/{id}",),
+        summary="The group of an incident, by any of its numbers, with the traceback.",
+        answers=_answers(IncidentView, "The group.", *_ACCESS, 404),
     ),
     Operation(
         name="report",

@@ -13,6 +13,7 @@ from gateway.addresses import split_port
 from gateway.core.exchange import Exchange
 from gateway.operator.operated import Operated
 from gateway.telemetry.account import PARTS, account_of, account_so_far
+from gateway.telemetry.incidents import IncidentGroup
 from gateway.telemetry.observer import peer_of
 from gateway.workers.snapshot import InstanceStatus, ModelStatus
 from gateway.workers.stop_times import StopSummary
@@ -47,6 +48,38 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     stopping: StopSummary | UnsetType = UNSET
     instances: tuple[InstanceStatus, ...] | UnsetType = UNSET
     """Of a model that runs in processes."""
+
+
+class IncidentView(msgspec.Struct, kw_only=True, frozen=True):
+    """Failures of one type, raised at one place, in one model. Times are seconds since 1970."""
+
+    id: str
+    """The number of the first one."""
+    type: str
+    place: str
+    """Where it was raised, such as `app.py:12 in generate`."""
+    model: str
+    version: str
+    error: str
+    """The type and the text of the last one."""
+    count: int
+    first: float
+    last: float
+    stream: str
+    """The id of the last one's stream; empty where it was in none."""
+    told: str
+    """What the client of that stream was told."""
+    numbers: list[str]
+    """The incidents that clients were told and the log has, the last ones."""
+    traceback: str | UnsetType = UNSET
+    """Of the first one, where it is asked for alone; empty with operator.tracebacks = false."""
+
+
+def view_of_incident(group: IncidentGroup, *, whole: bool = False) -> IncidentView:
+    """With its traceback, or without."""
+    names = [name for name in IncidentView.__struct_fields__ if name not in ("numbers", "traceback")]
+    values = {name: getattr(group, name) for name in names}
+    return IncidentView(**values, numbers=list(group.numbers), traceback=group.traceback if whole else UNSET)
 
 
 async def models_of(gateway: Operated) -> list[ModelView]:

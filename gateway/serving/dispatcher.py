@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, final
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from gateway.serving.access import Admittance, ClientAccess
 from gateway.serving.admission import Admission
 from gateway.serving.router import Router
 from gateway.telemetry.observer import Observer, log_failure
+from gateway.workers.failures import Failure
 from protocols.events import Head
 
 log = logging.getLogger("gateway")
@@ -26,8 +27,17 @@ log = logging.getLogger("gateway")
 class Dispatcher:
     """What the tasks of exchanges do: the work that a request asks for, and what is said where that fails."""
 
-    def __init__(self, server: Server, router: Router, observer: Observer, access: ClientAccess) -> None:
+    def __init__(
+        self,
+        server: Server,
+        router: Router,
+        observer: Observer,
+        access: ClientAccess,
+        explain: Callable[[Failure], None],
+    ) -> None:
+        """`explain` is called with each failure of ours that the log explains."""
         self._server, self._router, self._observer, self._access = server, router, observer, access
+        self._explain = explain
         self._admission = Admission(server.config.admission)
         limits = server.limits
         self._refuse_above = limits.memory_refuse * limits.total_bytes // 100
@@ -117,7 +127,9 @@ class Dispatcher:
             return error
         exchange.incident = uuid4().hex[:12]
         log.error("exchange failed", extra={"id": exchange.id, "incident": exchange.incident}, exc_info=error)
-        return InternalFailure(f"internal error; incident {exchange.incident} in the server's log")
+        told = f"internal error; incident {exchange.incident} in the server's log"
+        self._explain(Failure(incident=exchange.incident, error=error, model=exchange.model, stream=exchange.id, told=told))
+        return InternalFailure(told)
 
     def conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
         """Says what is still to be said: a client that has left or has its whole answer is told nothing."""

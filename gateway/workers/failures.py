@@ -29,6 +29,21 @@ class LastError:
     """When, on Trio's clock."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failure that the log explains, for who keeps an account of them; whoever is told keeps nothing of the error."""
+
+    incident: str
+    error: BaseException
+    model: str
+    version: str = ""
+    stream: str = ""
+    """The id of the exchange; empty where it was in none."""
+    told: str = ""
+    """What its client was told."""
+
+
 def of_the_gateway(errors: Sequence[BaseException]) -> GatewayError | None:
     """The gateway's own error that has come through the model: it says all there is to say."""
     return next((error for error in errors if isinstance(error, GatewayError)), None)

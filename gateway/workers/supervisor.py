@@ -11,6 +11,7 @@ import trio
 
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.workers.caller import Caller
+from gateway.workers.failures import Failure
 from gateway.workers.snapshot import ModelsSnapshot
 from gateway.workers.states import State
 from gateway.workers.worker import Worker
@@ -66,6 +67,8 @@ class Supervisor:
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self._escalated, self._chance, self._spans, self._check = escalated, chance, spans, check
+        self.explained: list[Callable[[Failure], None]] = []
+        """Each is called with every failure of a model that the log explains."""
         self.noticed: Callable[[Worker], None] | None = None
         """Called after each change of a worker's state, of those too that are not in service yet or any more."""
         self._revision = 0
@@ -116,8 +119,19 @@ class Supervisor:
 
     def _worker(self, spec: ModelSpec, *, lasting: bool = True) -> Worker:
         return Worker(
-            spec, lasting=lasting, changed=self._changed, chance=self._chance, spans=self._spans, check=self._check
+            spec,
+            lasting=lasting,
+            changed=self._changed,
+            chance=self._chance,
+            spans=self._spans,
+            check=self._check,
+            explained=self.explain,
         )
+
+    def explain(self, failure: Failure) -> None:
+        """The log explains a failure."""
+        for told in self.explained:
+            told(failure)
 
     def _changed(self, worker: Worker | None = None) -> None:
         self._revision += 1

@@ -23,7 +23,7 @@ from gateway.errors import (
 from gateway.log_limits import LogLimits
 from gateway.workers import failures
 from gateway.workers.caller import Caller
-from gateway.workers.failures import LastError, LoadEnded
+from gateway.workers.failures import Failure, LastError, LoadEnded
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.slots import Slots
 from gateway.workers.states import Life, State
@@ -63,7 +63,8 @@ class Worker:
     given up later, `run` ends, and `failure` is what it failed of.
 
     `changed` is called after each change of its state; `chance` gives numbers from 0 to 1, for the jitter of restarts;
-    `spans` makes those of its calls, where there are some; `check` makes what looks at the answers of its warm-up.
+    `spans` makes those of its calls, where there are some; `check` makes what looks at the answers of its warm-up;
+    `explained` is called with each failure that the log explains.
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
@@ -71,6 +72,7 @@ class Worker:
         "_chance",
         "_changed",
         "_check",
+        "_explained",
         "_loading",
         "_model",
         "_patience",
@@ -106,8 +108,9 @@ class Worker:
         chance: Callable[[], float] = random.random,
         spans: CallSpans | None = None,
         check: Callable[[ModelSpec], Check] | None = None,
+        explained: Callable[[Failure], None] | None = None,
     ) -> None:
-        self._check = check
+        self._check, self._explained = check, explained
         self.spec, self.name = spec, spec.name
         self.life = Life(spec.name, spec.restart.kind, lasting=lasting)
         self.replaces = False
@@ -201,6 +204,8 @@ class Worker:
                     self.given_up = True
                 said = "model crashed" if wait is not None else "model ended" if over else self._end_said
                 incident = {} if over else {"incident": self._failed(crash).incident}
+                if not over:
+                    self.explain(crash, incident["incident"])
                 log.log(
                     logging.INFO if over else logging.ERROR,
                     said,
@@ -428,13 +433,23 @@ class Worker:
                 extra={"model": self.name, "id": caller.id, "incident": caller.incident},
                 exc_info=errors[0] if len(errors) == 1 else e,
             )
-        return failures.because(failures.crash(errors, caller.incident), e)
+        told = failures.crash(errors, caller.incident)
+        self.explain(errors[0], caller.incident, caller.id, told.message)
+        return failures.because(told, e)
 
     def _failed(self, error: BaseException) -> LastError:
         """The error, with an id under which the log is to explain it."""
         said = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
         self.last_error = LastError(error=said, incident=uuid4().hex[:12], at=trio.current_time())
         return self.last_error
+
+    def explain(self, error: BaseException, incident: str, stream: str = "", told: str = "") -> None:
+        """Tells of an error that the log has under that number; `told` is what the client of that stream hears."""
+        if self._explained is not None:
+            spec = self.spec
+            self._explained(
+                Failure(incident=incident, error=error, model=self.name, version=spec.version, stream=stream, told=told)
+            )
 
     async def run_author_code(self, call: Callable[[], T]) -> T:
         """Runs a function of the model's author that belongs to no session, in one of a few threads that are for those: one

@@ -172,7 +172,9 @@ def raised(exchange: Exchange, worker: Worker, what: str, error: BaseException) 
         extra={"model": worker.name, "id": exchange.id, "incident": exchange.incident},
         exc_info=error,
     )
-    raise ModelCrashed(f"the {what} failed; incident {exchange.incident} in the server's log") from error
+    told = f"the {what} failed; incident {exchange.incident} in the server's log"
+    worker.explain(error, exchange.incident, exchange.id, told)
+    raise ModelCrashed(told) from error
 
 
 class OnePrompt:

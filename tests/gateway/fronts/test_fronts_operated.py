@@ -99,6 +99,14 @@ async def test_models_streams_and_the_log_are_those_of_all(tmp_path: Path) -> No
             assert json.loads(await curl(f"{plane}/stats"))["models"]["slow"]["endings"] == {"ended-by-operator": 2}
             missing = json.loads(await curl("-X", "POST", f"{plane}/streams/none/end"))
             assert missing["code"] == "NotFound"
+        for _ in range(4):
+            await curl(
+                "-d", '{"inputs": "no number"}', "-H", "content-type: application/json", f"127.0.0.1:{port}/predictions/slow"
+            )
+        (group,) = json.loads(await curl(f"{plane}/incidents"))["incidents"]
+        assert (group["type"], group["count"], len(set(group["numbers"]))) == ("ValueError", 4, 4)
+        for number in group["numbers"]:
+            assert "int(prompt.text)" in json.loads(await curl(f"{plane}/incidents/{number}"))["traceback"]
         put = ("-X", "PUT", "-H", "content-type: application/json", "-d", '{"level": "error"}')
         assert json.loads(await curl(*put, f"{plane}/log")) == {"level": "error"}
         written = len(server.all("exchange"))

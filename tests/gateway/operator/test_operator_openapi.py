@@ -48,7 +48,7 @@ async def test_what_needs_a_token_says_so_and_nothing_else(operation: Any) -> No
 CALLS = [
     ("GET", "/openapi.json", None, 200), ("GET", "/health/live", None, 200), ("GET", "/health/ready", None, 200),
     ("GET", "/models", None, 200), ("GET", "/models/{name}", None, 200), ("GET", "/streams", None, 200), ("GET", "/drain", None, 200),
-    ("GET", "/stats", None, 200), ("GET", "/history", None, 200), ("GET", "/history?seconds=x", None, 400),
+    ("GET", "/incidents", None, 200), ("GET", "/stats", None, 200), ("GET", "/history", None, 200), ("GET", "/history?seconds=x", None, 400),
     ("GET", "/log", None, 200), ("PUT", "/log", {"level": "info"}, 200), ("PUT", "/log", {"level": 1}, 400),
     ("POST", "/models/{name}/load", {}, 200), ("POST", "/models/{name}/load", {"x": 1}, 400),
     ("POST", "/models/{name}/reload", {"patience": 1.5}, 200), ("POST", "/drain", {"timeout": 5, "wait": True}, 200),

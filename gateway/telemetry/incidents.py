@@ -1,0 +1,133 @@
+"""Failures that the log explains under an incident's number, grouped by type and place: the last hundred groups."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from typing import final
+
+from gateway.config.text import text_without_secrets
+from gateway.untrusted_text import escape
+from gateway.workers.failures import Failure
+
+GROUPS = 100
+"""Groups that are kept: the one that has been quiet for longest goes."""
+TRACEBACK = 16 * 1024
+"""Bytes of a traceback, at most: the innermost."""
+_NUMBERS = 20  # incidents of a group whose numbers are kept
+_FRAMES = 64  # of each exception
+_TEXT, _NAME = 300, 200  # characters
+_FRAME = re.compile(r'^[ |]*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+
+
+@final
+class IncidentGroup:
+    """Failures of one type, raised at one place, in one model. Times are seconds since 1970."""
+
+    __slots__ = (
+        "count", "error", "first", "id", "last", "model", "numbers", "place", "revision", "stream", "told", "traceback",
+        "type", "version",
+    )  # fmt: skip
+
+    def __init__(self, type: str, place: str, model: str, number: str, now: float, text: str) -> None:
+        self.type, self.place, self.model = type, place, model
+        self.id = number
+        """The number of the first one."""
+        self.first = self.last = now
+        self.count = self.revision = 0
+        self.numbers = deque[str](maxlen=_NUMBERS)
+        """Those that a client was told, or the log has: the last ones."""
+        self.version = self.error = self.stream = self.told = ""
+        """Of the last one: the model's version, its type and text, the stream's id, and what its client was told."""
+        self.traceback = text
+        """Of the first one; empty where it is not kept."""
+
+
+@final
+class Incidents:
+    """Keeps them. Nothing of an exception stays but text: no frame, and so no local, body or header."""
+
+    def __init__(self, *, tracebacks: bool) -> None:
+        """`tracebacks` is the setting `operator.tracebacks`."""
+        self._tracebacks = tracebacks
+        self._groups: dict[tuple[str, str, str], IncidentGroup] = {}  # the one that has changed last at the end
+        self.revision = 0
+        """Grows with each failure: a group has that of its last one."""
+
+    def add(self, failure: Failure) -> None:
+        """One more, which is explained in the log."""
+        error, model = failure.error, escape(failure.model[:_NAME])
+        kind = escape(str(getattr(error, "kind_there", "") or type(error).__name__)[:_NAME])
+        key = kind, escape(_place_of(error)[:_NAME]), model
+        now, group = round(time.time(), 3), self._groups.pop(key, None)
+        if group is None:
+            group = IncidentGroup(*key, failure.incident, now, _traceback_of(error) if self._tracebacks else "")
+        self._groups[key] = group
+        if len(self._groups) > GROUPS:
+            del self._groups[next(iter(self._groups))]
+        self.revision += 1
+        group.revision, group.last = self.revision, now
+        group.count += 1
+        group.numbers.append(failure.incident)
+        group.version, group.stream, group.told = failure.version, failure.stream, failure.told
+        group.error = escape(text_without_secrets(_said(error))[:_TEXT])
+
+    @property
+    def groups(self) -> list[IncidentGroup]:
+        """All of them, the one that has happened last first."""
+        return list(reversed(self._groups.values()))
+
+    def since(self, revision: int) -> list[IncidentGroup]:
+        """Those of which there was one after that revision, the oldest first."""
+        found: list[IncidentGroup] = []
+        for group in reversed(self._groups.values()):
+            if group.revision <= revision:
+                break
+            found.append(group)
+        return found[::-1]
+
+    def find(self, number: str) -> IncidentGroup | None:
+        """The group of an incident's number."""
+        return next((group for group in self.groups if group.id == number or number in group.numbers), None)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # of its author's own code
+        text = "(its text cannot be read)"
+    return text if getattr(error, "kind_there", "") else f"{type(error).__name__}: {text}"
+
+
+def _place_of(error: BaseException) -> str:
+    """Where it was raised: in a thread, or another process, where its note says."""
+    for note in reversed(list(_notes(error))):
+        if frames := _FRAME.findall(note):
+            file, line, name = frames[-1]
+            return f"{file}:{line} in {name}"
+    innermost = error.__traceback__
+    if innermost is None:
+        return ""
+    while innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    code = innermost.tb_frame.f_code
+    return f"{code.co_filename}:{innermost.tb_lineno} in {code.co_name}"
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    notes = getattr(error, "__notes__", ())
+    if isinstance(notes, list | tuple):
+        yield from (note[-TRACEBACK:] for note in notes if isinstance(note, str))
+
+
+def _traceback_of(error: BaseException) -> str:
+    """As the log has it."""
+    told = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_FRAMES)
+    text = text_without_secrets("".join(told.format()))
+    escaped = "\n".join(map(escape, text.splitlines())).encode("utf-8", "replace")
+    if len(escaped) > TRACEBACK:
+        escaped = b"..." + escaped[3 - TRACEBACK :]
+    return escaped.decode("utf-8", "ignore")
