@@ -183,6 +183,8 @@ class RollingBatch(Generic[S]):
         self._watched: StepHolder | None = None
         """The watcher of the rounds, from the first session on. The rounds of a warm-up are within the load's time limit."""
         self._loop, self._stuck = trio.CancelScope(), ""
+        self.__model_batches__: dict[int, int] = {}
+        """How often so many sequences were stepped at once; written by the thread of the rounds."""
 
     # -- the session's side ------------------------------------------------------------------------------------------
 
@@ -332,6 +334,8 @@ class RollingBatch(Generic[S]):
             stepped = set(batch)
             self._running = [entry for entry in self._running if entry not in stepped] + batch
         if batch:
+            sizes, size = self.__model_batches__, len(batch)
+            sizes[size] = sizes.get(size, 0) + 1
             advanced = self._model.step([entry.state for entry in batch])
             if len(advanced) != len(batch):
                 raise ValueError(f"step: expected {len(batch)} results, one for each sequence, got {len(advanced)}")

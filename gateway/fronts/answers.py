@@ -12,7 +12,7 @@ from typing import Any, TypeVar, final
 
 import msgspec
 import trio
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from gateway.config import Config, LimitsConfig
 from gateway.config.text import show
@@ -24,8 +24,9 @@ from gateway.fronts.sums import Family
 from gateway.operator.events import News, event_of
 from gateway.operator.operated import PlaneSite
 from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, StreamsView
+from gateway.operator.state_changes import KEPT_CHANGES, ChangeView
 from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
-from gateway.operator.views import ErrorView, IncidentView, ModelView, StreamView
+from gateway.operator.views import ErrorView, IncidentView, ModelView, StreamView, VersionView
 from gateway.serving.drain import DrainReport
 from gateway.telemetry import logging_setup
 from gateway.telemetry.incidents import GROUPS
@@ -178,9 +179,9 @@ class ParentAnswers:
 
     async def model(self, name: str) -> ModelView:
         """One of them. NotFound."""
-        for view in (await self.models()).models:
-            if view.name == name:
-                return view
+        told = (await self._ask_all("model", list[ModelView], name)).items()
+        for view in models_of_all({link.number: views for link, views in told if link.taking or self.draining}):
+            return view
         raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
 
     async def load(self, name: str) -> ModelView:
@@ -373,7 +374,7 @@ def models_of_all(told: dict[int, list[ModelView]]) -> list[ModelView]:
     return [_one_of(by_name[name]) for name in sorted(by_name)]
 
 
-_SUMS = ("crashes", "restarts", "capacity", "slots_in_use", "queued", "stuck")
+_SUMS = ("crashes", "restarts", "capacity", "slots_in_use", "queued", "stuck", "slots_blocked")
 
 
 def _one_of(views: dict[int, ModelView]) -> ModelView:
@@ -386,8 +387,42 @@ def _one_of(views: dict[int, ModelView]) -> ModelView:
         reason=reason,
         last_error=min(errors, key=lambda error: error.ago) if errors else chosen.last_error,
         stopping=UNSET if len(views) > 1 else chosen.stopping,
+        versions=_versions_of(views.values()),
+        batches=_batches_of(views.values()),
+        history=_history_of(views),
         **{name: _sum([getattr(view, name) for view in views.values()]) for name in _SUMS},
     )
+
+
+def _versions_of(views: Iterable[ModelView]) -> list[VersionView] | UnsetType:
+    """Those of all fronts, the ones in service first."""
+    told = [view.versions for view in views if not isinstance(view.versions, UnsetType)]
+    sessions = dict.fromkeys(
+        ((one.version, one.state) for versions in told for one in sorted(versions, key=lambda one: one.state != "ready")), 0
+    )
+    for one in (one for versions in told for one in versions):
+        sessions[one.version, one.state] += one.sessions
+    merged = [VersionView(version=version, state=state, sessions=n) for (version, state), n in sessions.items()]
+    return merged if told else UNSET
+
+
+def _batches_of(views: Iterable[ModelView]) -> dict[str, int] | UnsetType:
+    told = [view.batches for view in views if not isinstance(view.batches, UnsetType)]
+    sizes = Counter[str]()
+    for batches in told:
+        sizes.update(batches)
+    return {size: sizes[size] for size in sorted(sizes, key=lambda size: (len(size), size))} if told else UNSET
+
+
+def _history_of(views: dict[int, ModelView]) -> list[ChangeView] | UnsetType:
+    changes = [
+        msgspec.structs.replace(change, front=number)
+        for number, view in views.items()
+        if not isinstance(view.history, UnsetType)
+        for change in view.history
+    ]
+    told = any(not isinstance(view.history, UnsetType) for view in views.values())
+    return sorted(changes, key=lambda change: change.at)[-KEPT_CHANGES:] if told else UNSET
 
 
 def _sum(values: Iterable[Any]) -> Any:

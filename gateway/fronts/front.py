@@ -17,7 +17,7 @@ from gateway.catalog.process_memory import give_back_at_rest
 from gateway.config.agreement import has_plane
 from gateway.config.problem import ConfigError
 from gateway.doorbell import Doorbell
-from gateway.errors import GatewayError, ModelGivenUp
+from gateway.errors import GatewayError, ModelGivenUp, NotFound
 from gateway.fronts.messages import (
     AT_ONCE,
     PACKET,
@@ -231,6 +231,11 @@ class Front:
         match what:
             case "models":
                 return await answers.models()
+            case "model":
+                try:
+                    return [await answers.model(argument)]
+                except NotFound:
+                    return []
             case "reload":
                 return await answers.reload(*argument)
             case "stats":

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, final
 
+import msgspec
 import trio
 
 from gateway.config.text import show, text_without_secrets
@@ -15,13 +16,17 @@ from gateway.errors import Conflict, EndedByOperator, GatewayError, LoadFailed, 
 from gateway.operator.events import StreamWatch
 from gateway.operator.operated import Operated, PlaneSite
 from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, StreamsView
+from gateway.operator.state_changes import StateChanges
 from gateway.operator.stats import StatsView, stats_of
 from gateway.operator.views import (
     IncidentView,
     ModelView,
     StreamView,
+    batches_of,
+    blocked_slots,
     matches,
     models_of,
+    versions_of,
     view_of_incident,
     view_of_model,
     view_of_stream,
@@ -102,10 +107,14 @@ class GatewayAnswers:
         self._began = time.monotonic()
         self.explained = Incidents(tracebacks=gateway.config.operator.tracebacks)
         """What the log has explained since `operate`."""
+        self._changes = StateChanges(())
 
     def operate(self) -> None:
         """A plane asks from now on: incidents are kept."""
-        self._gateway.supervisor.explained.append(self.explained.add)
+        supervisor = self._gateway.supervisor
+        supervisor.explained.append(self.explained.add)
+        self._changes = StateChanges(supervisor.workers.values())
+        supervisor.noticed.append(self._changes.noticed)
 
     @property
     def draining(self) -> bool:
@@ -139,13 +148,16 @@ class GatewayAnswers:
     async def model(self, name: str) -> ModelView:
         """One of them. NotFound."""
         status = self._gateway.models.get(name)
-        return await self._absent(name) if status is None else view_of_model(status)
+        if status is None:
+            return await self._absent(name)
+        view = view_of_model(status, blocked_slots(self._gateway)[name], versions_of(self._gateway, name))
+        return msgspec.structs.replace(view, history=self._changes.of(name), batches=batches_of(self._gateway, name))
 
     async def _absent(self, name: str) -> ModelView:
         """A model that is not in service; NotFound where there is none."""
         for view in await models_of(self._gateway):
             if view.name == name:
-                return view
+                return msgspec.structs.replace(view, history=self._changes.of(name))
         raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
 
     async def load(self, name: str) -> ModelView:

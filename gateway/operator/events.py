@@ -19,6 +19,8 @@ from gateway.operator.views import (
     IncidentView,
     ModelView,
     StreamView,
+    blocked_slots,
+    versions_of,
     view_of_incident,
     view_of_model,
     view_of_stream,
@@ -26,7 +28,6 @@ from gateway.operator.views import (
 )
 from gateway.serving.drain import DrainReport
 from gateway.telemetry.incidents import Incidents
-from gateway.workers.snapshot import ModelStatus
 from protocols.sse import encode_event
 
 KEPT = 1000
@@ -89,7 +90,7 @@ class StreamWatch:
         self._known: dict[str, tuple[object, ...]] = {}
         self._ended: deque[StreamView] = deque()
         self._dropped = 0
-        self._models: list[ModelStatus] | None = None
+        self._models: object = None  # what of them was told
 
     def ended(self, exchange: Exchange) -> None:
         """An exchange has ended."""
@@ -101,7 +102,8 @@ class StreamWatch:
     async def look(self) -> News:
         """All since the last look: nothing of it is told twice, and no exchange is held on to."""
         streams, before = bytearray(), set(self._known)
-        models = [status for _, status in sorted(self._gateway.models.items())]
+        gateway, blocked = self._gateway, blocked_slots(self._gateway)
+        models = [(status, blocked[name], versions_of(gateway, name)) for name, status in sorted(gateway.models.items())]
         changed, self._models = models != self._models, models
         ended, dropped = self._ended, self._dropped
         self._ended, self._dropped = deque(), 0
@@ -115,7 +117,7 @@ class StreamWatch:
         happened, self._told = self._incidents.since(self._told), self._incidents.revision
         return News(
             incidents=[view_of_incident(group) for group in happened],
-            models=[view_of_model(status) for status in models] if changed else None,
+            models=[view_of_model(*model) for model in models] if changed else None,
             dropped=dropped,
             streams=bytes(streams),
             opened=list(self._known.keys() - before),

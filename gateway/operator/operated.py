@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.core.exchange import Exchange
     from gateway.serving.drain import DrainReport
     from gateway.telemetry.metrics import Metrics
-    from gateway.telemetry.observer import Counts
+    from gateway.telemetry.observer import Counts, Observer
     from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
     from gateway.workers.supervisor import Supervisor
 
@@ -40,6 +40,7 @@ class Operated(PlaneSite, Protocol):
     """A gateway as the plane sees it."""
 
     supervisor: Supervisor
+    observer: Observer
     control: ModelControl
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Protocol
 
@@ -11,7 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from gateway.addresses import split_port
 from gateway.core.exchange import Exchange
+from gateway.core.waits import ROOM
 from gateway.operator.operated import Operated
+from gateway.operator.state_changes import ChangeView
 from gateway.telemetry.account import PARTS, account_of, account_so_far
 from gateway.telemetry.incidents import IncidentGroup
 from gateway.telemetry.observer import peer_of
@@ -48,6 +51,22 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     stopping: StopSummary | UnsetType = UNSET
     instances: tuple[InstanceStatus, ...] | UnsetType = UNSET
     """Of a model that runs in processes."""
+    slots_blocked: int | UnsetType = UNSET
+    """Of the slots in use, those whose clients do not read."""
+    versions: list[VersionView] | UnsetType = UNSET
+    """The one in service first; others are there while it is reloaded, and until their sessions are over."""
+    batches: dict[str, int] | UnsetType = UNSET
+    """How often the model was called with so many at once, by size; where one model is asked for."""
+    history: list[ChangeView] | UnsetType = UNSET
+    """Its last changes of state, the oldest first; where one model is asked for."""
+
+
+class VersionView(msgspec.Struct, kw_only=True, frozen=True):
+    """One version of a model."""
+
+    version: str
+    state: str
+    sessions: int
 
 
 class IncidentView(msgspec.Struct, kw_only=True, frozen=True):
@@ -84,10 +103,10 @@ def view_of_incident(group: IncidentGroup, *, whole: bool = False) -> IncidentVi
 
 async def models_of(gateway: Operated) -> list[ModelView]:
     """Every model there is, by name: in service, configured, or a folder of the repository."""
-    indexed = await gateway.control.index()
+    indexed, models, blocked = await gateway.control.index(), gateway.models, blocked_slots(gateway)
     return [
-        view_of_model(gateway.models[entry.name])
-        if entry.name in gateway.models
+        view_of_model(models[entry.name], blocked[entry.name], versions_of(gateway, entry.name))
+        if entry.name in models
         else ModelView(name=entry.name, version=entry.version, state=_STATES[entry.standing.value], reason=entry.reason)
         for entry in indexed
     ]
@@ -96,7 +115,33 @@ async def models_of(gateway: Operated) -> list[ModelView]:
 _STATES = {"READY": "ready", "LOADING": "loading", "UNLOADING": "unloading", "UNAVAILABLE": "unloaded"}
 
 
-def view_of_model(status: ModelStatus) -> ModelView:
+def blocked_slots(gateway: Operated) -> Counter[str]:
+    """How many slots of each model are held for clients that do not read."""
+    return Counter(
+        exchange.model
+        for exchange in gateway.observer.live
+        if exchange.waits is not None and exchange.waits.what == ROOM and exchange.model
+    )
+
+
+def versions_of(gateway: Operated, name: str) -> list[VersionView]:
+    """The versions of a model."""
+    return [
+        VersionView(version=worker.spec.version, state=worker.state.value, sessions=worker.slots.in_use)
+        for worker in gateway.supervisor.versions(name)
+    ]
+
+
+def batches_of(gateway: Operated, name: str) -> dict[str, int]:
+    """How often a model in service was called with so many at once: requests together, or sequences in a step."""
+    worker = gateway.supervisor.workers[name]
+    steps: dict[int, int] | None = getattr(worker.model, "__model_batches__", None)
+    if steps is None:
+        steps = {size: batches.count for size, batches in worker.statistics.by_size.items()}
+    return {str(size): count for size, count in sorted(steps.copy().items())}
+
+
+def view_of_model(status: ModelStatus, blocked: int, versions: list[VersionView]) -> ModelView:
     """One that is in service."""
     now, error = trio.current_time(), status.last_error
     return ModelView(
@@ -115,6 +160,8 @@ def view_of_model(status: ModelStatus) -> ModelView:
         last_error=error and ErrorView(error=error.error, incident=error.incident, ago=round(now - error.at, 3)),
         stopping=status.stopping,
         instances=status.instances or UNSET,
+        slots_blocked=blocked,
+        versions=versions,
     )
 
 

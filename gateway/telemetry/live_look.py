@@ -49,7 +49,7 @@ class LiveLook:
         self.held = Counter[str](received=0, bodies=0, assembling=0, large=0, send=0)
         """Bytes, by where they are."""
         self.blocked = Counter[str]()
-        """Exchanges that have a slot and wait for a client that does not read, by model."""
+        """Exchanges whose model waits for a client that does not read, by model: each holds a slot."""
         self.peers: dict[str, PeerWaits] = {}
         """Those that were waited for, by address without a port."""
 
@@ -67,7 +67,7 @@ class LiveLook:
         self.live[wire] += 1
         if waits is not None and (what := waits.what):
             self.waiting[wire, WAITING[what]] += 1
-            if what == ROOM and getattr(exchange, "had_slot", False):
+            if what == ROOM and exchange.model:
                 self.blocked[exchange.model] += 1
         bodies, assembling, large = exchange.held_in_memory
         held = self.held
@@ -91,5 +91,5 @@ class LiveLook:
         peer.streams += 1
         peer.input += input
         peer.room += room
-        if waits.what == ROOM and getattr(exchange, "had_slot", False):
+        if waits.what == ROOM and exchange.model:
             peer.slots += 1

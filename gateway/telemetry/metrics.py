@@ -91,7 +91,7 @@ class Metrics(Collector):
         self._stopped_before: dict[str, Histogram] = {}
         for worker in supervisor.workers.values():
             self._notice(worker)
-        supervisor.noticed = self._notice
+        supervisor.noticed.append(self._notice)
         self.registry = CollectorRegistry()
         self.registry.register(self)
 

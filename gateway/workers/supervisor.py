@@ -69,8 +69,8 @@ class Supervisor:
         self._escalated, self._chance, self._spans, self._check = escalated, chance, spans, check
         self.explained: list[Callable[[Failure], None]] = []
         """Each is called with every failure of a model that the log explains."""
-        self.noticed: Callable[[Worker], None] | None = None
-        """Called after each change of a worker's state, of those too that are not in service yet or any more."""
+        self.noticed: list[Callable[[Worker], None]] = []
+        """Each is called after every change of a worker's state, of those too that are not in service yet or any more."""
         self._revision = 0
         self._watchers = trio.lowlevel.ParkingLot()
         for spec in specs:
@@ -136,8 +136,9 @@ class Supervisor:
     def _changed(self, worker: Worker | None = None) -> None:
         self._revision += 1
         self._watchers.unpark_all()
-        if worker is not None and self.noticed is not None:
-            self.noticed(worker)
+        if worker is not None:
+            for noticed in self.noticed:
+                noticed(worker)
         if worker is not None and worker.given_up and worker.spec.restart.escalate and self._escalated is not None:
             self._escalated(worker.name, worker.reason)
 
@@ -147,6 +148,13 @@ class Supervisor:
     def models(self) -> ModelsSnapshot:
         """The models in service, now."""
         return ModelsSnapshot(self.workers, self._revision)
+
+    def versions(self, name: str) -> list[Worker]:
+        """The model of that name in service, then what else of it is loading, or has not ended yet."""
+        serving = self.workers.get(name)
+        others = [worker for worker in self._added if worker.name == name and not worker.stopped.is_set()]
+        every = dict.fromkeys((*([] if serving is None else [serving]), *others, *self._replaced.get(name, ())))
+        return list(every)
 
     async def models_after(self, revision: int) -> ModelsSnapshot:
         """The models in service, as soon as there was a change after that revision. A checkpoint always."""
