@@ -44,7 +44,7 @@ from gateway.net.transport import StreamTransport
 from gateway.serving.acceptor import Acceptor
 from gateway.serving.access import ClientAccess
 from gateway.serving.dispatcher import Dispatcher
-from gateway.serving.drain import Drain, DrainReport
+from gateway.serving.drain import Drain, DrainProgress, DrainReport
 from gateway.serving.ports import Ports
 from gateway.serving.router import Router
 from gateway.serving.timer import CoarseTimer
@@ -289,6 +289,11 @@ class Gateway:
     def draining(self) -> bool:
         """Whether a drain has begun: nothing new is answered."""
         return self.server.draining
+
+    @property
+    def drain_progress(self) -> DrainProgress | None:
+        """How far a drain is that has begun; None before."""
+        return self.shutdown.progress
 
     @property
     def drain_report(self) -> DrainReport | None:

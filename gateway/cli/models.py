@@ -381,6 +381,11 @@ def _event_lines(name: str, data: Any) -> Iterable[str]:
             yield "models   " + ", ".join(f"{model['name']} {model['state']}" for model in data)
         case "dropped":
             yield f"dropped  {data['closed']} that have closed"
+        case "incident":
+            said = f"{data['id']}  {data['model']}  {data['count']} times  {data['error']}  at {data['place']}"
+            yield f"incident {escape(said)}"
+        case "draining":
+            yield f"draining {data['live']} were live, {sum(data['ended'].values())} have ended, {data['refused']} refused"
         case "drained":
             yield from report_lines(data)
         case _ if "model" not in data:

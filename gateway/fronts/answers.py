@@ -27,7 +27,7 @@ from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, 
 from gateway.operator.state_changes import KEPT_CHANGES, ChangeView
 from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
 from gateway.operator.views import ErrorView, IncidentView, ModelView, StreamView, VersionView
-from gateway.serving.drain import DrainReport
+from gateway.serving.drain import DrainProgress, DrainReport, progress_of_all
 from gateway.telemetry import logging_setup
 from gateway.telemetry.incidents import GROUPS
 from gateway.telemetry.logging_setup import Level
@@ -252,7 +252,7 @@ class ParentAnswers:
         reader, watch = self._readers, _Watch()
 
         async def look() -> bytearray:
-            return watch.events_of(await self._ask_all("look", News, reader))
+            return watch.events_of(await self._ask_all("look", News, reader), draining=self.draining)
 
         try:
             yield look
@@ -307,9 +307,11 @@ class _Watch:
         self._models: dict[FrontLink, list[ModelView]] = {}
         self._streams: dict[FrontLink, set[str]] = {}
         self._incidents: dict[FrontLink, dict[str, IncidentView]] = {}
+        self._drains: dict[FrontLink, DrainProgress] = {}
 
-    def events_of(self, told: dict[FrontLink, News]) -> bytearray:
-        """The news of all, as one: the streams of a front that is gone are closed."""
+    def events_of(self, told: dict[FrontLink, News], *, draining: bool) -> bytearray:
+        """The news of all, as one: the streams of a front that is gone are closed. `draining`: all fronts are, and not one
+        alone that is replaced."""
         models, streams, dropped, changed = self._models, bytearray(), 0, False
         for link in [link for link in self._streams if link.exit is not None]:
             changed |= models.pop(link, None) is not None
@@ -326,9 +328,21 @@ class _Watch:
             known.difference_update(news.closed)
         listed = models_of_all({link.number: views for link, views in models.items()}) if changed else None
         merged = News(
-            incidents=self._happened(told), models=listed, dropped=dropped, streams=bytes(streams), opened=[], closed=[]
+            draining=self._drained(told) if draining else None,
+            incidents=self._happened(told),
+            models=listed,
+            dropped=dropped,
+            streams=bytes(streams),
+            opened=[],
+            closed=[],
         )
         return merged.events()
+
+    def _drained(self, told: dict[FrontLink, News]) -> DrainProgress | None:
+        """How far the drain of all is, where that has changed."""
+        changed = {link: news.draining for link, news in told.items() if news.draining is not None}
+        self._drains |= changed
+        return progress_of_all(self._drains.values()) if changed else None
 
     def _happened(self, told: dict[FrontLink, News]) -> list[IncidentView]:
         """The groups in which something has happened, with what other fronts have of them."""

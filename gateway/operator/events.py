@@ -26,7 +26,7 @@ from gateway.operator.views import (
     view_of_stream,
     waits_for,
 )
-from gateway.serving.drain import DrainReport
+from gateway.serving.drain import DrainProgress, DrainReport
 from gateway.telemetry.incidents import Incidents
 from protocols.sse import encode_event
 
@@ -55,6 +55,8 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     """All of them, where one has changed."""
     incidents: list[IncidentView]
     """Those that have happened, the oldest first."""
+    draining: DrainProgress | None
+    """How far a drain is, where that has changed."""
     dropped: int
     """Exchanges that have ended, and are told by their number alone."""
     streams: bytes
@@ -68,6 +70,8 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
         told = bytearray()
         if self.models is not None:
             told += event_of("models", self.models)
+        if self.draining is not None:
+            told += event_of("draining", self.draining)
         if self.dropped:
             told += event_of("dropped", {"closed": self.dropped})
         told += self.streams
@@ -87,6 +91,7 @@ class StreamWatch:
     def __init__(self, gateway: Operated, incidents: Incidents) -> None:
         self._gateway, self._incidents = gateway, incidents
         self._told = 0  # incidents, by their revision
+        self._progress: DrainProgress | None = None
         self._known: dict[str, tuple[object, ...]] = {}
         self._ended: deque[StreamView] = deque()
         self._dropped = 0
@@ -115,7 +120,9 @@ class StreamWatch:
             if number % _EXCHANGES_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
         happened, self._told = self._incidents.since(self._told), self._incidents.revision
+        before_that, self._progress = self._progress, gateway.drain_progress
         return News(
+            draining=None if self._progress == before_that else self._progress,
             incidents=[view_of_incident(group) for group in happened],
             models=[view_of_model(*model) for model in models] if changed else None,
             dropped=dropped,

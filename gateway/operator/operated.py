@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.config import Config, LimitsConfig
     from gateway.config.watched_file import WatchedFile
     from gateway.core.exchange import Exchange
-    from gateway.serving.drain import DrainReport
+    from gateway.serving.drain import DrainProgress, DrainReport
     from gateway.telemetry.metrics import Metrics
     from gateway.telemetry.observer import Counts, Observer
     from gateway.workers.snapshot import ModelsSnapshot, ModelStatus
@@ -57,6 +57,8 @@ class Operated(PlaneSite, Protocol):
     def metrics(self) -> Metrics: ...
     @property
     def addresses(self) -> tuple[str, ...]: ...
+    @property
+    def drain_progress(self) -> DrainProgress | None: ...
     @property
     def drain_report(self) -> DrainReport | None: ...
     def counts(self) -> Counts: ...

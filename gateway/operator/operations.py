@@ -293,7 +293,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 bodies=(
                     Body(
                         content_type="text/event-stream",
-                        description="Events stats, models, opened, changed, closed, dropped, incident, drained, with JSON.",
+                        description="Events stats, models, opened, changed, closed, dropped, incident, draining, drained.",
                     ),
                 ),
             ),

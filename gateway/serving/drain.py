@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -69,6 +70,36 @@ class DrainReport:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainProgress:
+    """A drain that goes on. Times are seconds since 1970."""
+
+    began: float
+    deadline: float
+    """When what is live then gets its ending."""
+    live: int
+    """Exchanges that were live when it began."""
+    ended: dict[str, int]
+    """How many of them have ended, by their ending."""
+    refused: int
+    """Requests that have come since, and were told to go elsewhere."""
+
+
+def progress_of_all(told: Collection[DrainProgress]) -> DrainProgress:
+    """The drains of several servers, at least one, as one: from the first begin to the last deadline."""
+    ended = Counter[str]()
+    for one in told:
+        ended.update(one.ended)
+    return DrainProgress(
+        began=min(one.began for one in told),
+        deadline=max(one.deadline for one in told),
+        live=sum(one.live for one in told),
+        ended=dict(ended),
+        refused=sum(one.refused for one in told),
+    )
+
+
+@final
 class Drain:
     """One drain of one server: readiness off, listeners closed after `drain.delay`, goodbye on every wire, live exchanges
     finish until `drain.timeout`, the rest get their ending."""
@@ -78,6 +109,9 @@ class Drain:
         self._timeout, self._patience = server.config.drain.timeout, trio.CancelScope()
         self._wanted, self._reported = trio.Event(), trio.Event()
         self._hurrying = self._gently = False
+        self._live: list[Exchange] = []  # those that were live when it began
+        self._began = self._deadline = 0.0
+        self._since_1970 = 0.0  # of Trio's clock at 0
         self.report: DrainReport | None = None
         """What became of every exchange, once that is known; None before."""
 
@@ -92,6 +126,7 @@ class Drain:
         if timeout is not None:
             self._timeout = min(self._timeout, timeout) if self.begun else timeout
             self._patience.deadline = min(self._patience.deadline, trio.current_time() + timeout)
+            self._deadline = min(self._deadline, trio.current_time() + timeout)
         self._wanted.set()
 
     def retire(self) -> None:
@@ -107,7 +142,21 @@ class Drain:
     def hurry(self) -> None:
         """The deadline is now."""
         self._hurrying = True
+        self._deadline = min(self._deadline, trio.current_time())
         self._server.bell.ring()
+
+    @property
+    def progress(self) -> DrainProgress | None:
+        """How far it is; None before it has begun."""
+        if not self._server.draining:
+            return None
+        return DrainProgress(
+            began=round(self._since_1970 + self._began, 3),
+            deadline=round(self._since_1970 + self._deadline, 3),
+            live=len(self._live),
+            ended=dict(Counter(exchange.ending.value for exchange in self._live if exchange.ending is not None)),
+            refused=self._dispatcher.turned_away,
+        )
 
     async def reported(self) -> DrainReport:
         """Returns the report as soon as there is one."""
@@ -125,8 +174,10 @@ class Drain:
         if self._gently:
             delay = 0.0
             await self._let_go()
+        now = trio.current_time()
+        self._since_1970, self._began, self._deadline = time.time() - now, now, now + delay + self._timeout
         server.draining = True
-        live = list(self._observer.live)
+        live = self._live = list(self._observer.live)
         log.info("draining", extra={"live": len(live), "delay": delay, "timeout": self._timeout})
         with trio.move_on_after(delay):
             while not self._hurrying:
@@ -134,7 +185,7 @@ class Drain:
         acceptor.stop()
         for connection in list(server.connections):
             connection.drain()
-        self._patience.deadline = trio.current_time() + self._timeout
+        self._patience.deadline = self._deadline = trio.current_time() + self._timeout
         with self._patience:
             while acceptor.busy and not self._hurrying:
                 await server.bell.wait()

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli.main import program
-from gateway.cli.models import COMMANDS
+from gateway.cli.models import COMMANDS, _event_lines
 from gateway.config.load import PREFIX
 from gateway.operator.client import PlaneClient
 from tests.ports import free_port
@@ -252,7 +252,7 @@ def test_a_drain_is_told_from_its_begin_to_its_report(tmp_path: Path) -> None:
     assert follow.returncode == 0
     assert said[0] == "models   hold ready, weights ready\n"
     kinds = [line.split()[0] for line in (said[1], *told.splitlines())]
-    assert [kind for kind in kinds if kind != "models"] == ["opened", "closed", "drained", "cut"]
+    assert [kind for kind in dict.fromkeys(kinds) if kind != "models"] == ["opened", "draining", "closed", "drained", "cut"]
 
 
 @pytest.mark.programs
@@ -293,3 +293,12 @@ def test_without_a_command_it_lists_what_this_configuration_would_serve() -> Non
 def test_a_proxy_of_the_environment_is_not_asked(running: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert PlaneClient(running.url, TOKEN).ask("GET", "/log") == {"level": "info"}
+
+
+def test_an_incident_and_a_drain_that_goes_on_are_a_line_each() -> None:
+    incident = {"id": "3f2a01b7c9de", "model": "fl\x1baky", "count": 2, "error": "KeyError: 1", "place": "app.py:3 in f"}
+    assert list(_event_lines("incident", incident)) == [
+        "incident 3f2a01b7c9de  fl\\x1baky  2 times  KeyError: 1  at app.py:3 in f"
+    ]
+    draining = {"live": 3, "ended": {"complete": 1, "drained": 1}, "refused": 4}
+    assert list(_event_lines("draining", draining)) == ["draining 3 were live, 2 have ended, 4 refused"]

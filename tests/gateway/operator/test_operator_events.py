@@ -290,3 +290,33 @@ async def test_a_reader_that_is_cancelled_at_any_step_leaves_nothing(autojump_cl
             for reader in readers:
                 reader.left.set()
         await call.leave(Leave.RESET)
+
+
+async def test_a_drain_tells_how_far_it_is(autojump_clock: Any) -> None:
+    config = Config(repository=NO_PORT.repository, drain=DrainConfig(timeout=30, delay=2))
+    probe = Probe(pausing)
+    async with serving(probe.spec("lmi-http1"), config=config) as house, reading(house.gateway) as reader:
+        calls = [await house.call("lmi-http1") for _ in range(3)]
+        await trio.sleep(1.5)
+        assert reader.told("draining") == []
+        house.gateway.begin_drain()
+        await trio.sleep(1.5)
+        refused = await house.call("lmi-http1")
+        await refused.rest()
+        await calls[0].leave(Leave.RESET)
+        await trio.sleep(1.5)
+        first, *_, (_, last) = reader.told("draining")
+        assert {**first[1], "began": 0, "deadline": 0} == {"began": 0, "deadline": 0, "live": 3, "ended": {}, "refused": 0}
+        assert first[1]["deadline"] - first[1]["began"] == pytest.approx(32)
+        assert (last["live"], last["ended"], last["refused"]) == (3, {"cancelled-by-client": 1}, 1)
+        house.gateway.begin_drain(5)
+        await trio.sleep(1.5)
+        ((_, shortened),) = reader.told("draining")
+        assert shortened["deadline"] < last["deadline"] - 15
+        probe.go.set()
+        for call in calls[1:]:
+            await call.rest()
+        await house.gateway.reported()
+        await house.still()
+        *_, (_, drained), (end, report) = reader.told("draining", "drained")
+        assert (end, drained["ended"]) == ("drained", report["endings"])
