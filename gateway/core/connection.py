@@ -486,11 +486,6 @@ class Connection:
         elif not (self._dirty or self._ending) and self.wire.over:
             self.output_ready()
 
-    def socket_hop(self) -> list[Hop]:
-        """What the transport has of all its exchanges; none where nobody tells."""
-        unsent = self.transport.unsent()
-        return [] if unsent is None else [Hop("socket", *unsent)]
-
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -540,6 +535,12 @@ class Connection:
         """The drain deadline has passed: what still runs gets its ending."""
         for exchange in list(self.exchanges.values()):
             exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
+
+
+def socket_hop(transport: Transport) -> list[Hop]:
+    """What the transport has of all exchanges of a connection; none where nobody tells."""
+    unsent = transport.unsent()
+    return [] if unsent is None else [Hop("socket", *unsent)]
 
 
 def _after(buffers: list[Buffer], n: int) -> list[Buffer]:

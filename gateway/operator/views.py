@@ -38,6 +38,8 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     state: str
     """As `gateway.workers.worker.State` has it, and `unloading`; `unloaded` where it is not in service."""
     reason: str
+    family: str | UnsetType = UNSET
+    """Which messages it speaks: text, tensor or parts."""
     seconds: float | UnsetType = UNSET
     """In that state."""
     crashes: int | UnsetType = UNSET
@@ -149,6 +151,7 @@ def view_of_model(status: ModelStatus, blocked: int, versions: list[VersionView]
         version=status.version,
         state=status.state.value,
         reason=status.reason,
+        family=status.family.value,
         seconds=0.0 if status.since is None else round(now - status.since, 3),
         crashes=status.crashes,
         restarts=status.restarts,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
+from gateway.core.connection import socket_hop
 from gateway.core.contracts import EVENTS_A_LOOK, LANDED, Hop
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
@@ -208,7 +209,7 @@ class HTTP1Wire:
     def hops(self, stream: int) -> list[Hop]:
         (received, unsent), limits = self.held(), self._connection.limits
         hops = [Hop("received", received, limits.read_ahead), Hop("queued", unsent, limits.send_buffer)]
-        return [*hops, *self._connection.socket_hop()]
+        return [*hops, *socket_hop(self._connection.transport)]
 
     @property
     def idle_since(self) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
+from gateway.core.connection import socket_hop
 from gateway.core.contracts import EVENTS_A_LOOK, LAST_WORD, REQUESTS_AT_ONCE, Hop
 from gateway.core.exchange import Exchange
 from gateway.core.memory import no_bytes
@@ -242,7 +243,7 @@ class HTTP2Wire:
         return [
             Hop("received", *machine.received(stream)),
             Hop("queued", machine.queued(stream), self._connection.limits.send_buffer),
-            *self._connection.socket_hop(),
+            *socket_hop(self._connection.transport),
             Hop("window", max(0, window - left), max(window, left)),
         ]
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
+from gateway.core.connection import socket_hop
 from gateway.core.contracts import EVENTS_A_LOOK, Hop
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import PIECE
@@ -208,7 +209,7 @@ class WebSocketWire:
     def hops(self, stream: int) -> list[Hop]:
         (received, unsent), limits = self.held(), self._connection.limits
         hops = [Hop("received", received, limits.read_ahead), Hop("queued", unsent, limits.send_buffer)]
-        return [*hops, *self._connection.socket_hop()]
+        return [*hops, *socket_hop(self._connection.transport)]
 
     @property
     def idle_since(self) -> None:

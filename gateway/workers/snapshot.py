@@ -11,6 +11,7 @@ from gateway.workers.failures import LastError
 from gateway.workers.states import State
 from gateway.workers.stop_times import StopSummary
 from gateway.workers.worker import Worker
+from models.messages import Family
 
 
 @final
@@ -66,6 +67,8 @@ class ModelStatus:
     """Sessions that do not come back."""
     stopping: StopSummary
     """How long sessions that were told to stop took for it."""
+    family: Family = Family.TEXT
+    """Which messages it speaks."""
     instances: tuple[InstanceStatus, ...] = ()
     """The processes that it runs in, while it is loaded; none where it runs in the gateway's own."""
 
@@ -103,6 +106,7 @@ def _status_of(worker: Worker) -> ModelStatus:
     return ModelStatus(
         name=worker.name,
         version=worker.spec.version,
+        family=worker.spec.family,
         state=worker.state,
         reason=worker.reason,
         crashes=len(worker.crashes),
