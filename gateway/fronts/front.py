@@ -216,6 +216,8 @@ class Front:
                     except Exception as error:  # whatever a file holds, the front goes on
                         tell_broken(error)
             case "metrics":
+                if self._answers is not None:
+                    await gateway.metrics.prepare()
                 return self._metrics()
             case "unready":
                 return gateway.unready

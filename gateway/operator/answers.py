@@ -102,7 +102,7 @@ class GatewayAnswers:
     def __init__(self, gateway: Operated) -> None:
         self._gateway = gateway
         self.place: PlaneSite = gateway
-        self._registry = gateway.registry  # from now on exchanges are counted
+        self._metrics = gateway.metrics  # from now on exchanges are counted
         self.begin_drain, self.reported = gateway.begin_drain, gateway.reported
         self._began = time.monotonic()
         self.explained = Incidents(tracebacks=gateway.config.operator.tracebacks)
@@ -132,7 +132,8 @@ class GatewayAnswers:
 
     async def metrics(self, accept: str) -> tuple[str, bytes]:
         """The content type and the body that answer a scrape."""
-        return exposition(self._registry, accept)
+        await self._metrics.prepare()
+        return exposition(self._metrics.registry, accept)
 
     async def stats(self) -> StatsView:
         """The figures of now."""

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
     from gateway.catalog.load_unload import ModelControl
     from gateway.config import Config, LimitsConfig
     from gateway.config.watched_file import WatchedFile
@@ -51,8 +49,6 @@ class Operated(PlaneSite, Protocol):
     def live(self) -> list[Exchange]: ...
     @property
     def unready(self) -> tuple[str, ...]: ...
-    @property
-    def registry(self) -> CollectorRegistry: ...
     @property
     def metrics(self) -> Metrics: ...
     @property

@@ -86,6 +86,7 @@ class Metrics(Collector):
         """What became of exchanges."""
         self._arriving, self._blocks, self._access = arriving, blocks, access
         self._configured = supervisor.configured
+        self._seen: LiveLook | None = None  # for who collects next
         self._workers: dict[Worker, str] = {}  # that may still count, by the name they have here
         self._before: dict[str, Counter[str]] = {}  # what those counted that are no more
         self._stopped_before: dict[str, Histogram] = {}
@@ -100,15 +101,14 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """What the registry asks for."""
         yield InfoMetricFamily("everywire_build", "Which version this is.", {"version": version()})
+        look, self._seen = self._seen or self._look(), None
         yield from self._of_exchanges()
-        look = self._look()
         yield from self._live(look)
         yield from self._memory(look)
         yield from self._of_models()
         yield from self._of_instances()
 
     def _of_exchanges(self) -> Iterator[Metric]:
-        self.tallies.count_live()
         tallies = self.tallies.by_key
         labels = _OF_AN_EXCHANGE
         endings = CounterMetricFamily("everywire_exchanges", "Exchanges that are over.", labels=(*labels, "ending"))
@@ -178,12 +178,17 @@ class Metrics(Collector):
         yield let_in
 
     def _look(self) -> LiveLook:
+        self.tallies.count_live()
         look = LiveLook()
         for wire in self.wires():
             look.see_wire(wire)
         for exchange in self.observer.live:
             look.see(exchange)
         return look
+
+    async def prepare(self) -> None:
+        """Looks in turns, for who collects right after it: thousands of exchanges keep nobody waiting then."""
+        self._seen = await self.look_in_turns()
 
     async def look_in_turns(self) -> LiveLook:
         """What there is now; others have their turn meanwhile, and `tallies` have counted what is live."""

@@ -155,3 +155,14 @@ def test_a_wait_that_goes_on_counts_so_far_and_is_not_changed_by_who_asks(what: 
 
 def test_the_parts_are_those_of_an_account() -> None:
     assert set(PARTS) == {"begin", "slot", "input", "room", "flush", "model"}
+
+
+async def test_a_look_that_was_prepared_is_for_one_collection_alone(autojump_clock: Any) -> None:
+    async with memory_gateway([words]) as house, trio.open_nursery() as nursery:
+        metrics = house.gateway.metrics
+        nursery.start_soon(house.client().lmi, "x", "words")
+        await trio.sleep(2.5)
+        await metrics.prepare()
+        assert Scrape(metrics.registry).total("everywire_exchange_sent_items_total") == 2
+        await trio.sleep(2)
+        assert Scrape(metrics.registry).total("everywire_exchange_sent_items_total") == 4
