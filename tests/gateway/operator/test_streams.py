@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from gateway.client.questions import lmi
 from gateway.core.waits import INPUT, ROOM, SLOT, Waits
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
-from models.messages import Part
+from models.messages import Part, Prompt, Token
 from models.session import Session
 from tests.gateway.operator.operators import Operator, operated
 from tests.gateway.operator.test_operator import NO_PORT
@@ -29,25 +30,45 @@ async def test_they_are_chosen_and_sorted_by_the_server_and_counted_all(autojump
     async with memory_gateway([words, spec_of(wait, capacity=1, queue=8)], NO_PORT) as house:
         operator = Operator(house.gateway)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(house.client().lmi, "x", "words", stream=True))  # whose last token is a moment ago
+            await trio.sleep(0.5)
             for _ in range(3):
                 nursery.start_soon(house.client().infer, X, "wait")
                 await trio.sleep(0.5)
-            nursery.start_soon(partial(house.client().lmi, "x", "words", stream=True))
-            await trio.sleep(1.2)
+            await trio.sleep(0.2)
+            told = await operator.get("/streams?limit=2")
+            assert [(s["model"], s["age"]) for s in told["streams"]] == [
+                ("words", pytest.approx(2.2)), ("wait", pytest.approx(1.7)),
+            ]  # fmt: skip
             told = await operator.get("/streams?sort=waited&limit=2")
             assert [(s["model"], s["waits_for"]) for s in told["streams"]] == [("wait", "model"), ("wait", "slot")]
-            assert [s["waited"] for s in told["streams"]] == [pytest.approx(2.7), pytest.approx(2.2)]
+            assert [s["waited"] for s in told["streams"]] == [pytest.approx(1.7), pytest.approx(1.2)]
             assert (told["live"], told["matched"]) == (4, 4)
             told = await operator.get("/streams?waits_for=slot")
-            assert [s["waited"] for s in told["streams"]] == [pytest.approx(2.2), pytest.approx(1.7)]
+            assert [s["waited"] for s in told["streams"]] == [pytest.approx(1.2), pytest.approx(0.7)]
             assert (told["live"], told["matched"]) == (4, 2)
             (stream,) = (await operator.get("/streams?model=words"))["streams"]
-            assert (stream["items_in"], stream["items_out"], stream["first"]) == (1, 1, pytest.approx(1.0))
-            assert stream["spent"]["model"] == pytest.approx(1.2)
+            assert (stream["items_in"], stream["items_out"], stream["first"]) == (1, 2, pytest.approx(1.0))
+            assert stream["spent"]["model"] == pytest.approx(2.2)
             assert stream["waited"] == pytest.approx(0.2)
             peer = stream["peer"]
             assert (await operator.get(f"/streams?peer={peer}&limit=1"))["matched"] >= 1
             assert (await operator.get("/streams?peer=203.0.113.9"))["matched"] == 0
+
+
+async def test_an_answer_that_is_complete_waits_for_its_client_to_take_the_end(autojump_clock: Any) -> None:
+    async def short(prompt: Prompt) -> AsyncIterator[Token]:
+        for number in range(20):
+            yield Token(text="x" * 1000, id=number)
+
+    async with memory_gateway([short], NO_PORT, capacity=KiB) as house:
+        talk = house.client("http1").about(lmi("x", "short", stream=True, max_new_tokens=5000))
+        await talk.begin()
+        await trio.sleep(5)
+        (stream,) = (await Operator(house.gateway).get("/streams"))["streams"]
+        assert (stream["waits_for"], stream["waited"]) == ("end", pytest.approx(5, abs=0.1))
+        assert (stream["spent"]["flush"], stream["spent"]["model"]) == (pytest.approx(5, abs=0.1), pytest.approx(0, abs=0.1))
+        talk.leave()
 
 
 @pytest.mark.parametrize("wire", ["http1", "http2"])
