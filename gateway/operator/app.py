@@ -217,7 +217,7 @@ class _Routes:
         interval = _within(request, "interval", 1, _FASTEST, _SLOWEST)
         if not self._readers.value:
             raise Overloaded(f"{_READERS} read the event stream already; try again later")
-        return EventStream(self._answers, interval, self._readers, _HEADERS)
+        return EventStream(self._answers, self._history.recent, interval, self._readers, _HEADERS)
 
     # -- incidents ---------------------------------------------------------------------------------------------------
 
@@ -283,11 +283,11 @@ def _count(request: Request, name: str, default: int, most: int) -> int:
 
 
 def _one_of(request: Request, name: str, words: tuple[str, ...]) -> str:
-    """A word of a query; empty where it is missing."""
-    text = request.query_params.get(name)
-    if text is not None and text not in words:
+    """A word of a query; empty where it is missing, or empty."""
+    text = request.query_params.get(name, "")
+    if text and text not in words:
         raise BadRequest(f"{name} must be one of {', '.join(words)}, not {show(text[:100])}")
-    return text or ""
+    return text
 
 
 def _within(request: Request, name: str, default: float, least: float, most: float) -> float:

@@ -43,7 +43,6 @@ class Reported(Protocol):
     @property
     def drain_report(self) -> DrainReport | None: ...
     async def reported(self) -> DrainReport: ...
-    async def stats(self) -> StatsView: ...
     def watching(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[bytearray]]]: ...
 
 
@@ -164,11 +163,18 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answers: Reported, interval: float, readers: trio.Semaphore, headers: dict[str, str]) -> None:
-        """`readers` has a place for it now."""
+    def __init__(
+        self,
+        answers: Reported,
+        stats: Callable[[], Awaitable[StatsView]],
+        interval: float,
+        readers: trio.Semaphore,
+        headers: dict[str, str],
+    ) -> None:
+        """`stats` gives the figures of now; `readers` has a place for it now."""
         super().__init__(headers={"x-accel-buffering": "no", **headers})  # or a proxy collects what it should pass on
         del self.headers["content-length"]
-        self._answers, self._interval, self._readers = answers, interval, readers
+        self._answers, self._stats, self._interval, self._readers = answers, stats, interval, readers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._readers.acquire_nowait()
@@ -193,7 +199,7 @@ class EventStream(Response):
                     events += event_of("drained", report)
                 elif trio.current_time() >= due:
                     due = trio.current_time() + _STATS
-                    events += event_of("stats", await self._answers.stats())
+                    events += event_of("stats", await self._stats())
                 if events:
                     await _write(send, events)
                 with trio.move_on_after(self._interval):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
 import msgspec
+import trio
 
 from gateway.operator.stats import ModelStats, StatsView
 
@@ -16,6 +18,7 @@ EVERY = 2
 KEPT_POINTS = 300
 KEPT_MODELS = 64
 """Of each point: those with most streams that are over. A model takes 180 KB at most, if all its points differ."""
+_RECENT = 0.9  # seconds, so that who asks each second has new ones
 LONGEST = EVERY * KEPT_POINTS
 """Seconds that can be asked for."""
 
@@ -87,12 +90,21 @@ class History:
         self._stats = stats
         self._points: deque[_Kept] = deque(maxlen=KEPT_POINTS)
         self._seconds = 0
+        self._asking, self._last = trio.Lock(), (-math.inf, list[StatsView]())
+
+    async def recent(self) -> StatsView:
+        """The figures of now, or of less than a second ago: all who read them each second share one look."""
+        async with self._asking:
+            asked, last = self._last
+            if not last or trio.current_time() - asked > _RECENT:
+                self._last = asked, last = trio.current_time(), [await self._stats()]
+            return last[0]
 
     async def second(self) -> None:
         """To be called each second."""
         self._seconds += 1
         if self._seconds % EVERY == 0:
-            self.add(await self._stats())
+            self.add(await self.recent())
 
     def add(self, stats: StatsView) -> None:
         """Keeps one more point."""

@@ -109,7 +109,29 @@ async def figures(*names: str, n: int = 0) -> StatsView:
     return msgspec.structs.replace(view, models=dict.fromkeys(names, one), at=float(n))
 
 
-async def test_history_is_bounded_in_points_models_and_bytes() -> None:
+async def test_all_who_read_share_one_look_a_second(autojump_clock: Any) -> None:
+    view, looks = await figures("x"), 0
+
+    async def stats() -> StatsView:
+        nonlocal looks
+        looks += 1
+        await trio.sleep(0.05)
+        return view
+
+    history = History(stats)
+
+    async def read() -> None:
+        for _ in range(10):
+            assert await history.recent() is view
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(read)
+    assert looks == pytest.approx(10, abs=2)
+
+
+async def test_history_is_bounded_in_points_models_and_bytes(autojump_clock: Any) -> None:
     view = await figures(*(f"model-{n}" for n in range(KEPT_MODELS + 10)))
     numbers = itertools.count(1)
 
@@ -121,6 +143,7 @@ async def test_history_is_bounded_in_points_models_and_bytes() -> None:
     history = History(stats)
     for _ in range(2 * (KEPT_POINTS + 10)):
         await history.second()
+        await trio.sleep(1)
     told = msgspec.json.decode(history.json(600), type=HistoryView)
     assert len(told.points) == KEPT_POINTS
     assert {len(point.models) for point in told.points} == {KEPT_MODELS}

@@ -54,6 +54,7 @@ async def test_they_are_chosen_and_sorted_by_the_server_and_counted_all(autojump
             peer = stream["peer"]
             assert (await operator.get(f"/streams?peer={peer}&limit=1"))["matched"] >= 1
             assert (await operator.get("/streams?peer=203.0.113.9"))["matched"] == 0
+            assert (await operator.get("/streams?sort=&waits_for=&model=&peer="))["matched"] == 4
 
 
 async def test_an_answer_that_is_complete_waits_for_its_client_to_take_the_end(autojump_clock: Any) -> None:
