@@ -97,16 +97,20 @@ async def test_seconds_of_history_are_in_bounds(seconds: str) -> None:
     assert answer.json["error"].startswith("seconds must be a number of seconds from 1 to 600, not ")
 
 
-async def figures(*names: str, n: int = 0) -> StatsView:
-    """Those of a gateway, with counters of these models that are all others for each n."""
-    view = msgspec.convert(await Operator(Gateway(Config(listen=ListenConfig(port=-1)))).get("/stats"), StatsView)
+def counted(n: int) -> ModelStats:
+    """Counters that are all others for each n."""
     long = HistogramView(buckets=[1_000_000 + n] * 18, seconds=1.0)
     spent = dict.fromkeys(("begin", "slot", "input", "room", "flush", "model"), 100_000.123 + n)
-    one = ModelStats(
+    return ModelStats(
         endings={"complete": 1_000_000 + n, "model-error": n}, items_in=n, items_out=10**9 + n, bytes_in=10**12 + n,
         bytes_out=10**12, spent=spent, duration=long, first=long, gap=HistogramView(buckets=[n] * 16, seconds=1.0),
     )  # fmt: skip
-    return msgspec.structs.replace(view, models=dict.fromkeys(names, one), at=float(n))
+
+
+async def figures(*names: str, n: int = 0) -> StatsView:
+    """Those of a gateway, with counters of these models."""
+    view = msgspec.convert(await Operator(Gateway(Config(listen=ListenConfig(port=-1)))).get("/stats"), StatsView)
+    return msgspec.structs.replace(view, models=dict.fromkeys(names, counted(n)), at=float(n))
 
 
 async def test_all_who_read_share_one_look_a_second(autojump_clock: Any) -> None:
@@ -137,8 +141,7 @@ async def test_history_is_bounded_in_points_models_and_bytes(autojump_clock: Any
 
     async def stats() -> StatsView:
         n = next(numbers)
-        other = await figures("x", n=n)
-        return msgspec.structs.replace(view, at=2.0 * n, models=dict.fromkeys(view.models, other.models["x"]))
+        return msgspec.structs.replace(view, at=2.0 * n, models=dict.fromkeys(view.models, counted(n)))
 
     history = History(stats)
     for _ in range(2 * (KEPT_POINTS + 10)):

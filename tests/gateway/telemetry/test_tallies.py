@@ -112,7 +112,7 @@ async def totals(looks: float) -> Samples:
         return {key: n for key, n in counters.items() if key[0].startswith("everywire_exchange") and n}
 
 
-@pytest.mark.parametrize("looks", [0.1, 0.73])
+@pytest.mark.parametrize("looks", [0.37, 0.73])
 async def test_looks_change_nothing_in_the_end(looks: float, autojump_clock: Any) -> None:
     unwatched, watched = await totals(0), await totals(looks)
     assert sum(n for (name, _), n in unwatched.items() if name == "everywire_exchange_spent_seconds_total") > 40
