@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
+from gateway.fronts.answers import _Watch as Watch
 from gateway.fronts.answers import models_of_all
-from gateway.operator.views import ErrorView, ModelView
+from gateway.operator.events import News
+from gateway.operator.views import ErrorView, IncidentView, ModelView
+from gateway.serving.drain import DrainProgress
 
 
 def model(name: str = "chat", state: str = "ready", reason: str = "", **more: Any) -> ModelView:
@@ -39,3 +44,53 @@ def test_each_model_is_there_once_by_name_also_where_not_all_have_it() -> None:
     told = models_of_all({0: [model("b"), model("a")], 1: [model("a"), model("c")]})
     assert [one.name for one in told] == ["a", "b", "c"]
     assert models_of_all({}) == []
+
+
+def news(**told: Any) -> News:
+    nothing: dict[str, Any] = {
+        "models": None, "incidents": [], "draining": None, "dropped": 0, "streams": b"", "opened": [], "closed": [],
+    }  # fmt: skip
+    return News(**(nothing | told))
+
+
+def events(told: bytearray) -> list[tuple[str, Any]]:
+    blocks = [block.split("\n", 1) for block in told.decode().strip().split("\n\n") if block]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
+
+
+class Link:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.exit: str | None = None
+
+
+def link(number: int) -> Any:
+    return Link(number)
+
+
+DRAIN = DrainProgress(began=100.0, deadline=130.0, live=3, ended={"complete": 1}, refused=2)
+
+
+def test_the_drain_of_all_is_told_as_one_and_that_of_a_front_that_is_replaced_not() -> None:
+    watch, one, other = Watch(), link(0), link(1)
+    assert events(watch.events_of({one: news(draining=DRAIN)}, draining=False)) == []
+    later = DrainProgress(began=101.0, deadline=131.0, live=1, ended={"complete": 1, "drained": 1}, refused=0)
+    told = events(watch.events_of({one: news(draining=DRAIN), other: news(draining=later)}, draining=True))
+    ended = {"complete": 2, "drained": 1}
+    assert told == [("draining", {"began": 100.0, "deadline": 131.0, "live": 4, "ended": ended, "refused": 2})]
+    assert events(watch.events_of({one: news(), other: news()}, draining=True)) == []
+
+
+def test_an_incident_of_one_front_is_told_with_what_the_others_have_of_it() -> None:
+    watch, one, other = Watch(), link(0), link(1)
+    view = IncidentView(
+        id="a", type="KeyError", place="app.py:1 in f", model="m", version="1", error="KeyError: 1", count=2, first=1.0,
+        last=2.0, stream="s", told="t", numbers=["a", "b"],
+    )  # fmt: skip
+    again = msgspec.structs.replace(view, id="c", count=1, first=3.0, last=3.0, numbers=["c"])
+    watch.events_of({one: news(incidents=[view]), other: news()}, draining=False)
+    ((name, told),) = events(watch.events_of({one: news(), other: news(incidents=[again])}, draining=False))
+    assert (name, told["id"], told["count"], told["numbers"]) == ("incident", "a", 3, ["a", "b", "c"])
+    one.exit = "killed"
+    ((_, told),) = events(watch.events_of({other: news(incidents=[again])}, draining=False))
+    assert (told["id"], told["count"]) == ("c", 1)
