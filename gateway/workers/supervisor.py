@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -19,6 +20,9 @@ from models.spec import Check, ModelSpec
 
 if TYPE_CHECKING:
     from gateway.workers.caller import CallSpans
+
+
+log = logging.getLogger("gateway.worker")
 
 
 @final
@@ -131,7 +135,10 @@ class Supervisor:
     def explain(self, failure: Failure) -> None:
         """The log explains a failure."""
         for told in self.explained:
-            told(failure)
+            try:
+                told(failure)
+            except Exception:  # the error's own code, which may be anything: its client hears of it all the same
+                log.exception("an incident cannot be kept", extra={"incident": failure.incident})
 
     def _changed(self, worker: Worker | None = None) -> None:
         self._revision += 1

@@ -106,6 +106,24 @@ async def test_a_load_that_fails_and_a_mistake_of_ours_are_incidents_too(
         assert kinds == {("ImportError", False), ("ZeroDivisionError", True)}
 
 
+async def test_an_error_that_nobody_can_look_at_is_told_to_its_client_all_the_same(autojump_clock: Any) -> None:
+    class Hostile(Exception):
+        @property
+        def kind_there(self) -> str:
+            raise RuntimeError("not for you")
+
+    async def hostile(prompt: Prompt) -> AsyncIterator[Token]:
+        yield Token(text="one")
+        raise KeyError if prompt.text == "x" else Hostile
+
+    async with memory_gateway([hostile], NO_PORT) as house:
+        operator = Operator(house.gateway)
+        for text in ("hostile", "x"):
+            answer = await house.client().lmi(text, "hostile", stream=True)
+            assert "the model failed; incident" in str(answer.error)
+        assert [group["type"] for group in (await operator.get("/incidents"))["incidents"]] == ["KeyError"]
+
+
 async def test_each_is_told_to_who_reads_events(autojump_clock: Any) -> None:
     async with memory_gateway([flaky], NO_PORT) as house, reading(house.gateway) as reader:
         await house.client().lmi("x", "flaky", stream=True)
