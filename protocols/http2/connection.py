@@ -303,8 +303,7 @@ class HTTP2Connection(FrameReader):
         return (0, 0) if found is None else (found.window.unread, found.window.granted)
 
     def window(self, stream: int) -> tuple[int, int]:
-        """How many bytes the peer lets us send on the stream now, by its window and the connection's, and with how many its
-        SETTINGS let a stream begin."""
+        """Bytes that the peer lets us send on the stream now, and those that its SETTINGS let a stream begin with."""
         found = self._streams.get(stream)
         if found is None:
             return 0, 0
@@ -384,8 +383,7 @@ class HTTP2Connection(FrameReader):
         found.head_sent = status >= 200
 
     def _date_of(self, headers: Headers) -> Headers:
-        """The fields that follow these in a final head: a date unless they have one (RFC 9110 section 6.6.1), and the fields
-        that all heads have."""
+        """The fields that end a final head: a date if it has none (RFC 9110 section 6.6.1), and those of all heads."""
         for name, _ in headers:
             if name == b"date":
                 return self._date.beside
@@ -473,8 +471,7 @@ class HTTP2Connection(FrameReader):
         return gathered(out, filled)
 
     def data_sent(self) -> Sent:
-        """Confirms that the buffers of the last `data_to_send` are written. Returns the streams that have more room or have
-        ended."""
+        """Confirms that the last `data_to_send` is written. Returns the streams that have more room or have ended."""
         if not self._handed_out:
             raise LocalProtocolError("data_sent without data_to_send")
         leaving, self._leaving = self._leaving, []
@@ -492,8 +489,7 @@ class HTTP2Connection(FrameReader):
         return Sent(room=list(dict.fromkeys([stream.id for stream, _ in leaving])), ended=ended)
 
     def _write_frame(self, out: list[bytes | memoryview], filled: int, space: int) -> int:
-        """Appends one DATA frame of the next stream, or all full frames if it is the only one that waits. Returns their
-        size, or 0 if no frame can or should be written."""
+        """Appends one DATA frame of the next stream, or all full ones if no other waits. Returns their size, perhaps 0."""
         ring, h2 = self._ring, self._h2
         number, stream = ring.popitem(last=False)
         library, queue = stream.library, stream.queue
