@@ -225,6 +225,24 @@ class ModelControl:
         gateway_log.info("model reloaded", extra={"model": name, "version": spec.version})
         return supervisor.models[name]
 
+    async def restart(self, name: str, number: int) -> None:
+        """Puts a new process in the place of one that a model in service runs in, by its number; returns when the new one
+        takes sessions. Sessions of the old one have `unload_timeout` seconds.
+
+        NotFound where there is no such model in service, or no process of that number; Conflict where the model has no
+        processes, or this one is on its way; LoadFailed where the new one cannot be had: the old one goes on. A cancelled
+        caller is not waited for."""
+        worker = self._supervisor.workers.get(name)
+        if worker is None:
+            raise NotFound(f"no model {show(name[:100])} is in service")
+        if worker.model is None:
+            raise Conflict(f"model {show(name)} is {worker.state.value}: the log says why")
+        restart = getattr(worker.model, "__model_restart__", None)
+        if restart is None:
+            raise Conflict(f"model {show(name)} runs in no process of its own (models.NAME.process): reload it instead")
+        await restart(number)
+        log.info("instance restarted", extra={"model": name, "instance": number})
+
     # -- what is there -----------------------------------------------------------------------------------------------
 
     async def index(self, *, ready: bool = False) -> list[Indexed]:

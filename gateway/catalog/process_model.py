@@ -21,7 +21,7 @@ from gateway.config import ModelConfig
 from gateway.config.machine import usable_cores
 from gateway.config.problem import ConfigError
 from gateway.config.text import text_without_secrets
-from gateway.errors import BadModel, GatewayError, InsufficientStorage, LoadFailed, WorkerLost
+from gateway.errors import BadModel, Conflict, GatewayError, InsufficientStorage, LoadFailed, NotFound, WorkerLost
 from gateway.instances.elsewhere import Elsewhere, Start
 from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
 from gateway.instances.memory import Arena
@@ -390,6 +390,22 @@ class _Elsewhere:
 
 
 @final
+class _Restart:
+    """One that an operator has asked for: a new process is to take the place of the old one, or of none."""
+
+    def __init__(self, old: Instance | None) -> None:
+        self.old = old
+        self.over = trio.Event()
+        self.failure = ""
+        """Why no new process has the place; empty where one has."""
+
+    def end(self, failure: str) -> None:
+        if not self.over.is_set():
+            self.failure = failure
+            self.over.set()
+
+
+@final
 class Instances:
     """The processes of one model, called as one."""
 
@@ -411,6 +427,8 @@ class Instances:
         """Those that load, or are ready, by number."""
         self._worn = set[Instance]()
         """Those whose place another is to take, or has taken."""
+        self._restarts: dict[int, _Restart] = {}
+        """Those whose new process is not ready yet, by number."""
         self._crashes = defaultdict[int, list[float]](list)
         self._unattempted = set(range(len(plans)))
         self._given_up = set[int]()
@@ -443,7 +461,7 @@ class Instances:
         crashes = self._crashes[number] = [*within_period(policy, self._crashes[number], now), now]
         wait = decide(policy, crashes, now, chance=random.random())
         # one that still loads is thrown away with them: the model is ready while one of its instances is, and no longer
-        others = any(one.ready for one in self._there.values()) if self._settled.is_set() else bool(self._there)
+        others = any(one.ready for one in self._ready_soon()) if self._settled.is_set() else bool(self._there)
         if not others and (wait is None or not self._worn):
             try:
                 raise error
@@ -502,6 +520,66 @@ class Instances:
             if worn.number == number:
                 worn.part(self._care.patience)
 
+    def _ready_soon(self) -> Iterator[Instance]:
+        """Those that may take sessions, those included that go on where nobody can take their place."""
+        yield from self._there.values()
+        yield from (restart.old for restart in self._restarts.values() if restart.old is not None)
+
+    async def __model_restart__(self, number: int) -> None:
+        """Starts a new process in the place of one that is ready, or was given up, and returns when the new one takes
+        sessions. Until then the old one gets new sessions only where no other is ready; after that it ends as soon as its
+        sessions are over, and after the patience of an unload at the latest. A cancelled caller is not waited for.
+
+        NotFound for an unknown number, Conflict where its process is on its way, LoadFailed where the new one cannot be
+        had: then the old one goes on."""
+        name, numbers = self._spec.name, range(len(self._plans))
+        if number not in numbers:
+            raise NotFound(f"model {name!r} has no instance {number}: it has {', '.join(map(str, numbers))}")
+        old = self._there.get(number)
+        if not (number in self._given_up if old is None else old.ready):
+            raise Conflict(f"instance {number} of model {name!r} is being started: wait until it is ready")
+        self._restarts[number] = restart = _Restart(old)
+        if old is not None:
+            old.worn = "an operator has asked for another process in its place"
+            del self._there[number]
+            self._worn.add(old)
+        self._given_up.discard(number)
+        self._crashes.pop(number, None)
+        self._nursery.start_soon(self._restart, number, restart)
+        await restart.over.wait()
+        if restart.failure:
+            raise LoadFailed(f"instance {number} of model {name!r} cannot be started anew: {restart.failure}")
+
+    async def _restart(self, number: int, restart: _Restart) -> None:
+        if await self._restarted(number, restart):
+            await self.keep(number)
+
+    async def _restarted(self, number: int, restart: _Restart) -> bool:
+        """Starts the new process, once; True, when it has ended, if it is to be started again."""
+        old = restart.old
+        try:
+            ended = [await self._live(number)]  # no name of ours knows the exception, which may be raised through here
+            if self._restarts.get(number) is restart:  # it was never ready
+                del self._restarts[number]
+                restart.end(self._not_restarted(number, old, *ended[0]))
+                if old is None:
+                    self._given_up.add(number)
+                    return False
+                if not old.lost:
+                    self._worn.discard(old)
+                    self._there[number] = old
+                    old.go_on()
+                    return False
+        finally:
+            restart.end("its model has ended meanwhile")
+        return await self._again(number, *ended.pop())
+
+    def _not_restarted(self, number: int, old: Instance | None, error: Exception, pid: int, replaced: bool) -> str:
+        reason = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
+        extra = {"model": self._spec.name, "instance": number, "pid": pid, "reason": reason}
+        log.error("instance not restarted", extra=extra, exc_info=error)
+        return reason if old is None or old.lost else f"{reason}; the old process goes on"
+
     @property
     def _load(self) -> Load:
         spec = self._spec
@@ -523,6 +601,8 @@ class Instances:
         self.chat_template = _Elsewhere(self._ask, "chat_template") if said.chat_template else None
         self.count_tokens = _Elsewhere(self._ask, "count_tokens") if said.count_tokens else None
         instance.ready = True
+        if (restart := self._restarts.pop(instance.number, None)) is not None:
+            restart.end("")
         self._part(instance.number)
         extra = {"model": self._spec.name, "instance": instance.number, "pid": instance.process.pid}
         log.info("instance ready", extra=extra)

@@ -426,6 +426,7 @@ Examples:
   everywire --config everywire.toml models    what this configuration would serve
   everywire models list                       what a running server serves, and how each fares
   everywire models reload chat                new weights, while it answers
+  everywire models restart chat --instance 1  a new process in the place of one
   everywire models live --follow              streams as they open and close
   everywire models drain --timeout 5          end the server with honesty
 {EXIT_STATUS}""",

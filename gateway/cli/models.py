@@ -1,4 +1,4 @@
-"""The commands `everywire models`: list, load, unload, reload, watch and drain a running server, by its operator plane."""
+"""The commands `everywire models`, by which the operator plane of a running server is asked."""
 
 from __future__ import annotations
 
@@ -135,6 +135,28 @@ def reload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, patienc
 
 
 @_command(
+    "restart",
+    "Put a new process in the place of one of a model's.",
+    "everywire models restart chat --instance 1",
+    "everywire models list chat --json | jq .instances",
+)
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--instance",
+    type=click.IntRange(0),
+    required=True,
+    metavar="NUMBER",
+    help="Which of its processes, as `list --json` numbers them from 0.",
+)
+@_asking
+@click.pass_obj
+def restart(given: CommandLine, /, name: str, instance: int, as_json: bool, **where: Any) -> NoReturn:
+    """Put a new process in the place of one that a model runs in. Returns when the new one takes calls; calls of the old one
+    have the server's `repository.unload_timeout` to end. Where the new one cannot be started, the old one goes on."""
+    _change(given, where, f"instances/{instance}/restart", [name], as_json, {})
+
+
+@_command(
     "live",
     "What streams are live, and what each waits for.",
     "everywire models live",
@@ -215,7 +237,7 @@ def drain(given: CommandLine, /, timeout: float | None, no_wait: bool, as_json: 
     _ask(given, where, asked)
 
 
-COMMANDS = (list_models, load, unload, reload, live, drain)
+COMMANDS = (list_models, load, unload, reload, restart, live, drain)
 
 
 @_command(

@@ -201,13 +201,20 @@ class ParentAnswers:
 
     async def reload(self, name: str, patience: float | None) -> ModelView:
         """Loads it anew in each front, one after the other; where one cannot, those after it keep the old version."""
+        return await self._in_each("reload", name, patience)
+
+    async def restart(self, name: str, number: int) -> ModelView:
+        """Puts a new process in the place of one of the model's in each front that has some, one after the other."""
+        return await self._in_each("restart", name, number)
+
+    async def _in_each(self, what: str, name: str, argument: Any) -> ModelView:
         async with self._reloading:
             for link in self._fronts:
                 if link.taking:
                     try:
-                        await link.ask("reload", [name, patience], within=math.inf)
+                        await link.ask(what, [name, argument], within=math.inf)
                     except SilentFront:
-                        raise Unavailable(f"front {link.number} has ended meanwhile; reload again") from None
+                        raise Unavailable(f"front {link.number} has ended meanwhile; {what} again") from None
         return await self.model(name)
 
     # -- streams -----------------------------------------------------------------------------------------------------

@@ -240,6 +240,8 @@ class Front:
                     return []
             case "reload":
                 return await answers.reload(*argument)
+            case "restart":
+                return await answers.restart(*argument)
             case "stats":
                 return await answers.stats()
             case "streams":

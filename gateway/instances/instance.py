@@ -124,6 +124,7 @@ class Instance:
         self._failed: Failed | None = None
         self._error: Exception | None = None
         self._lost = False  # with all that is open in it
+        self._parted = False
         self._nursery: trio.Nursery | None = None
         self._pipe: Pipe
 
@@ -131,6 +132,11 @@ class Instance:
     def sessions(self) -> int:
         """How many are open there."""
         return len(self._calls)
+
+    @property
+    def lost(self) -> bool:
+        """True if its process has ended, with all that was open in it."""
+        return self._lost
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +155,8 @@ class Instance:
                 outputs.start_soon(self.process.read_output, self._printed)
                 try:
                     await self._serve()
-                    patience = _LAST_WORDS  # it has hung up
+                    if not self._parted:  # it has hung up
+                        patience = _LAST_WORDS
                 finally:
                     self._lose_all()
                     with trio.CancelScope(shield=True):
@@ -440,12 +447,21 @@ class Instance:
         call.stuck, call.replaced = True, said.replaced
         call.holder.stuck_there(step=said.step, stack=said.stack[-_STACK:], replaced=said.replaced)
         if not said.replaced and self.ready and not self.worn:
-            self.worn = f"more than {self._load.stuck_limit} of its sessions are stuck (models.{self.name}.stuck_limit)"
-            self._on_worn()
+            self._wear()
+
+    def go_on(self) -> None:
+        """No other takes its place after all."""
+        self.worn = ""
+        if any(call.stuck and not call.replaced and call.ended is None for call in self._calls.values()):
+            self._wear()
+
+    def _wear(self) -> None:
+        self.worn = f"more than {self._load.stuck_limit} of its sessions are stuck (models.{self.name}.stuck_limit)"
+        self._on_worn()
 
     def part(self, patience: float) -> None:
-        """Another has its place: it takes no sessions any more, and is killed when all are over that are not stuck, or after
-        `patience` seconds."""
+        """Another has its place: it takes no sessions any more, and ends when all are over that are not stuck, or after
+        `patience` seconds. Its model leaves `load()` then; where something is stuck, it is killed."""
         if self.ready and self._nursery is not None:
             self.ready = False
             self._nursery.start_soon(self._part, patience)
@@ -454,7 +470,11 @@ class Instance:
         with trio.move_on_after(patience):
             while any(not call.stuck for call in self._calls.values()):
                 await self._left.wait()
-        self._kill(self.worn)
+        if any(call.stuck for call in self._calls.values()):
+            self._kill(self.worn)
+        elif self._nursery is not None:
+            self._parted = True
+            self._nursery.cancel_scope.cancel()
 
     def _tell_raised(self, call: _Call, ended: Ended) -> None:
         """Of a session that nobody waits for."""

@@ -75,6 +75,7 @@ class Answers(Protocol):
     async def load(self, name: str) -> ModelView: ...
     async def unload(self, name: str) -> ModelView: ...
     async def reload(self, name: str, patience: float | None) -> ModelView: ...
+    async def restart(self, name: str, number: int) -> ModelView: ...
     async def streams(self, query: StreamQuery) -> StreamsView: ...
     async def end(self, id: str) -> StreamView:
         """Ends a live stream, which is as it was then. NotFound; Conflict where its answer is complete already."""
@@ -193,6 +194,13 @@ class GatewayAnswers:
                 raise failure
             finally:
                 failure = None
+        return await self.model(name)
+
+    async def restart(self, name: str, number: int) -> ModelView:
+        """Puts a new process in the place of one of the model's; returns when the new one takes calls."""
+        if name not in self._gateway.models:
+            await self._absent(name)
+        await self._gateway.control.restart(name, number)
         return await self.model(name)
 
     # -- streams -----------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ class _Routes:
             "load": self._load,
             "unload": self._unload,
             "reload": self._reload,
+            "restart": self._restart,
             "model": self._model,
             "streams": self._streams,
             "end": self._end,
@@ -192,6 +193,11 @@ class _Routes:
         patience = _seconds((await _body(request, ReloadRequest)).patience, "patience")
         return _answer(await self._answers.reload(_noted(request, "reload"), patience))
 
+    async def _restart(self, request: Request) -> Response:
+        await _body(request, Nothing)
+        number = _number(request)
+        return _answer(await self._answers.restart(_noted(request, "restart", instance=number), number))
+
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def _streams(self, request: Request) -> Response:
@@ -264,10 +270,17 @@ def _name(request: Request) -> str:
     return str(request.path_params["name"])
 
 
-def _noted(request: Request, action: str) -> str:
+def _number(request: Request) -> int:
+    text = str(request.path_params["number"])
+    if not _is_number(text):
+        raise BadRequest(f"the number of an instance must be a whole number from 0, not {show(text[:100])}")
+    return int(text)
+
+
+def _noted(request: Request, action: str, **about: object) -> str:
     """The model that something is to be done with; the log has a line of it."""
     name = _name(request)
-    _note(request, action, model=escape(name[:200]))
+    _note(request, action, model=escape(name[:200]), **about)
     return name
 
 
@@ -275,9 +288,13 @@ def _note(request: Request, action: str, **about: object) -> None:
     log.info("operator request", extra={"action": action, **about, "peer": address_of(request)})
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9
+
+
 def _count(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= most):
+    if not (_is_number(text) and 1 <= int(text) <= most):
         raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {show(text[:100])}")
     return int(text)
 

@@ -125,14 +125,15 @@ _DESCRIPTION = (
 _CAPTURED = {
     "name": "The name of a model.",
     "id": "The id of a stream, as its client has it as x-request-id; or the number of an incident.",
+    "number": "The number of one of its processes, from 0.",
 }
 _ERRORS = {
     400: "The request is wrong; the text names the field.",
     401: "The server demands a token, and the request has none or a wrong one.",
     403: "A browser's page of another site may have made the request.",
-    404: "There is no such model, stream or incident.",
+    404: "There is no such model, process, stream or incident.",
     408: "The body did not come.",
-    409: "The model is on its way in or out; the stream's answer is complete already.",
+    409: "The model, or its process, is on its way in or out, or the model has none; the stream's answer is complete already.",
     413: "The body is larger than 64 KiB.",
     500: "The model's own code failed, or the server did.",
     503: "Not now: it may be tried again.",
@@ -247,6 +248,14 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Loads a model anew beside the old version, which serves until then.",
         bodies=(Body(type=ReloadRequest),),
         answers=_answers(ModelView, "The new version serves.", *_BODY, *_ACCESS, 404, 409, 500, 503, 507),
+    ),
+    Operation(
+        name="restart",
+        method="POST",
+        paths=("/models/{name}/instances/{number}/restart",),
+        summary="Puts a new process in the place of one of a model's, which serves until then.",
+        bodies=(Body(type=Nothing),),
+        answers=_answers(ModelView, "The new process takes calls.", *_BODY, *_ACCESS, 404, 409, 500, 503),
     ),
     Operation(
         name="model",

@@ -55,6 +55,9 @@ operator = {{ port = 0, token = "{TOKEN}" }}
 repository = {{ roots = [] }}
 [models.hold]
 factory = "app:hold"
+[models.apart]
+factory = "app:Weights"
+process = {{ enabled = true, instances = 2 }}
 [models.weights]
 factory = "app:Weights"
 '''
@@ -136,10 +139,10 @@ def held(server: Server) -> Iterator[None]:
 def test_models_are_listed_for_people_and_for_programs(running: Server) -> None:
     shown = run("list", "--url", running.url)
     assert shown.exit_code == 0
-    head, hold, weights = shown.stdout.splitlines()
+    head, _, hold, weights = shown.stdout.splitlines()
     assert head.split()[:3] == ["NAME", "STATE", "FOR"]
     assert (hold.split()[:2], weights.split()[:2]) == (["hold", "ready"], ["weights", "ready"])
-    assert [model["name"] for model in lines(run("list", "--url", running.url, "--json"))] == ["hold", "weights"]
+    assert [model["name"] for model in lines(run("list", "--url", running.url, "--json"))] == ["apart", "hold", "weights"]
     assert [model["name"] for model in lines(run("list", "weights", "--url", running.url, "--json"))] == ["weights"]
 
 
@@ -149,6 +152,23 @@ def test_models_are_unloaded_loaded_and_reloaded(running: Server) -> None:
         result = run(command, "weights", "--url", running.url)
         assert (result.exit_code, result.stdout) == (0, f"weights: {said}\n")
     assert lines(run("reload", "weights", "--patience", "0.5", "--json", "--url", running.url))[0]["state"] == "ready"
+
+
+@pytest.mark.programs
+def test_one_process_of_a_model_is_started_anew(running: Server) -> None:
+    def pids() -> list[int]:
+        (model,) = lines(run("list", "apart", "--json", "--url", running.url))
+        return [instance["pid"] for instance in model["instances"]]  # type: ignore[attr-defined]
+
+    before = pids()
+    result = run("restart", "apart", "--instance", "1", "--url", running.url)
+    assert (result.exit_code, result.stdout) == (0, "apart: ready\n")
+    assert (pids()[0] == before[0], pids()[1] == before[1]) == (True, False)
+    for name, number, said in (("apart", "2", "it has 0, 1"), ("weights", "0", "no process of its own")):
+        result = run("restart", name, "--instance", number, "--url", running.url)
+        assert (result.exit_code, said in result.stderr) == (1, True)
+    result = run("restart", "apart", "--url", running.url)
+    assert (result.exit_code, "--instance" in result.stderr) == (2, True)
 
 
 @pytest.mark.programs
@@ -250,7 +270,7 @@ def test_a_drain_is_told_from_its_begin_to_its_report(tmp_path: Path) -> None:
         assert one.process.wait(120) == 3
         told, _ = follow.communicate(timeout=120)
     assert follow.returncode == 0
-    assert said[0] == "models   hold ready, weights ready\n"
+    assert said[0] == "models   apart ready, hold ready, weights ready\n"
     kinds = [line.split()[0] for line in (said[1], *told.splitlines())]
     assert [kind for kind in dict.fromkeys(kinds) if kind != "models"] == ["opened", "draining", "closed", "drained", "cut"]
 

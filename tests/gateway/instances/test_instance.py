@@ -667,6 +667,32 @@ async def test_or_when_their_patience_is_over(autojump_clock: MockClock) -> None
         assert trio.current_time() - began == 30
 
 
+async def test_one_in_which_nothing_is_stuck_is_asked_to_leave_when_its_sessions_are_over(autojump_clock: MockClock) -> None:
+    async with instance(**LIMITS) as house:
+        survivor, number = await begun(house)
+        house.instance.worn = "for a reason"
+        house.instance.part(30)
+        await wait_all_tasks_blocked()
+        assert (house.instance.ready, house.error) == (False, None)
+        await house.side.say(Ended(number))
+        assert await survivor.end() is None
+        assert await house.side.hear() is None, "it has hung up"
+        house.process.end(Exit(code=0))
+        assert str(await house.end()) == "its process ended (exit status 0)"
+        assert house.process.killed == 0
+
+
+async def test_one_that_goes_on_after_all_says_then_that_too_much_is_stuck(autojump_clock: MockClock) -> None:
+    async with instance(**LIMITS) as house:
+        house.instance.worn = "an operator wants another"
+        _, number = await begun(house)
+        await house.side.say(Stuck(number, True, "", False))
+        await wait_all_tasks_blocked()
+        assert house.worn == 0
+        house.instance.go_on()
+        assert (house.worn, "stuck_limit" in house.instance.worn) == (1, True)
+
+
 async def test_what_is_raised_when_nobody_waits_is_logged(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:

@@ -51,7 +51,7 @@ CALLS = [
     ("GET", "/incidents", None, 200), ("GET", "/stats", None, 200), ("GET", "/history", None, 200), ("GET", "/history?seconds=x", None, 400),
     ("GET", "/log", None, 200), ("PUT", "/log", {"level": "info"}, 200), ("PUT", "/log", {"level": 1}, 400),
     ("POST", "/models/{name}/load", {}, 200), ("POST", "/models/{name}/load", {"x": 1}, 400),
-    ("POST", "/models/{name}/reload", {"patience": 1.5}, 200), ("POST", "/drain", {"timeout": 5, "wait": True}, 200),
+    ("POST", "/models/{name}/instances/{number}/restart", {}, 409), ("POST", "/models/{name}/reload", {"patience": 1.5}, 200), ("POST", "/drain", {"timeout": 5, "wait": True}, 200),
 ]  # fmt: skip
 
 
@@ -62,7 +62,9 @@ async def test_what_is_asked_and_answered_is_as_it_says(
     async with serving(Probe(silent).spec("json-http1"), config=NO_ROOTS) as house:
         live = await house.call("json-http1")
         await house.still()
-        answer = await Operator(house.gateway).ask(method, path.format(name="probe"), b"" if body is None else body)
+        answer = await Operator(house.gateway).ask(
+            method, path.format(name="probe", number=0), b"" if body is None else body
+        )
         assert answer.status == status
         operation = DOCUMENT["paths"][path.partition("?")[0]][method.lower()]
         check(answer.json, operation["responses"][str(status)]["content"]["application/json"]["schema"])
