@@ -59,8 +59,7 @@ async def _serve(ours: socket.socket, memory: SharedMemory | None) -> None:
 def _describe(message: Describe) -> tuple[ModelSpec | None, Message]:
     try:
         spec = made_spec(message.name, message.factory, message.options) if message.folder is None else _of_folder(message)
-        formatters = spec.input_formatter is not None or spec.output_formatter is not None
-        return spec, Described(described_fields(spec), formatters)
+        return spec, Described(described_fields(spec), spec.input_formatter is not None, spec.output_formatter is not None)
     except ConfigError as e:
         return None, Failed(str(e), "", configuration=True)
     except GatewayError as e:

@@ -17,6 +17,7 @@ from typing import Any, final
 import msgspec
 import trio
 
+from gateway.catalog.processes.formatting import InstanceFormatting
 from gateway.config import ModelConfig
 from gateway.config.machine import usable_cores
 from gateway.config.problem import ConfigError
@@ -133,9 +134,17 @@ def _begin(plan: ProcessPlan, *, at_once: bool = False) -> _Kept:
 
 
 def _spec_of(described: Described, describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept) -> ModelSpec:
-    if described.formatters:
-        raise ConfigError("a model with formatters of its own cannot run in a process: leave `process` out")
-    return spec_of_fields(describe.name, described.fields, partial(_loading, describe, plans, care, kept))
+    spec = spec_of_fields(describe.name, described.fields, partial(_loading, describe, plans, care, kept))
+    return _formatted_there(spec, reads=described.input_formatter, writes=described.output_formatter)
+
+
+def _formatted_there(spec: ModelSpec, *, reads: bool, writes: bool) -> ModelSpec:
+    """The spec of a model that has such formatters in its processes: `__model_formatting__` has them called."""
+    return replace(spec, input_formatter=_there if reads else None, output_formatter=_there if writes else None)
+
+
+def _there(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a formatter was called here that is in the model's process")
 
 
 def spec_elsewhere(
@@ -144,7 +153,9 @@ def spec_elsewhere(
     """The spec of a model that says this of itself, and whose instances, one for each plan, are started by `start` and asked
     to `describe` it. One whose loop is silent for `hang` seconds is killed; 0: none is."""
     load = partial(_loading, describe, plans, _Care(hang, spec.stop_within or LOAD_TIMEOUT), _Kept(start))
-    return loadable(spec_of_fields(spec.name, described_fields(spec), load))
+    there = spec_of_fields(spec.name, described_fields(spec), load)
+    reads, writes = spec.input_formatter is not None, spec.output_formatter is not None
+    return loadable(_formatted_there(there, reads=reads, writes=writes))
 
 
 def discard(spec: ModelSpec) -> None:
@@ -647,7 +658,7 @@ class Instances:
         if self._spec.family is not Family.PARTS:  # a model of parts may speak first
             with suppress(trio.EndOfChannel):
                 first = await session.receive()
-        instance = self._chosen(first)
+        instance: Instance = getattr(session.channel, "runs_in", None) or self._chosen(first)
         await instance.call(session, first)
 
     def _chosen(self, first: object) -> Instance:
@@ -657,7 +668,7 @@ class Instances:
         ready = [one for one in self._there.values() if one.ready] or [one for one in self._worn if one.ready]
         if not ready:
             raise WorkerLost(f"no process of model {self._spec.name!r} is ready; try again")
-        return min(ready, key=attrgetter("sessions"))
+        return min(ready, key=attrgetter("busy"))
 
     def _of_sequence(self, sequence: Any, request: InferRequest) -> Instance:
         known = self._sequences.pop(sequence, None)
@@ -673,6 +684,10 @@ class Instances:
             if len(self._sequences) > _SEQUENCES:
                 self._sequences.popitem(last=False)
         return known
+
+    def __model_formatting__(self, id: str) -> InstanceFormatting:
+        """What a request of this id is read and written by, where the model has formatters. By a name as above."""
+        return InstanceFormatting(self._chosen(None), id, writes=self._spec.output_formatter is not None)
 
     async def _ask(self, function: str, argument: Any) -> Any:
         return await self._chosen(None).ask(function, argument)

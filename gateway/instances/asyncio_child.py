@@ -11,7 +11,7 @@ from gateway.instances.asyncio_loop import AsyncioLoop
 from gateway.instances.asyncio_pipe import AsyncioBell, AsyncioPipe, asyncio_line
 from gateway.instances.child import Child, told, trace_of
 from gateway.instances.memory import SharedMemory
-from gateway.instances.messages import Ask, Describe, Failed, Loaded, Message, Open
+from gateway.instances.messages import Ask, Describe, Failed, Loaded, Message, Open, ReadInput
 from models.blocking import set_loop, throw
 from models.errors import ModelExit, is_failure
 from models.session import Session
@@ -130,7 +130,7 @@ class AsyncioChild(Child):
             if call.begun:  # a task that is cancelled before never runs, and could not say so
                 call.task.cancel()
 
-    def _start_answer(self, ask: Ask) -> None:
+    def _start_answer(self, ask: Ask | ReadInput) -> None:
         task = asyncio.create_task(self._answer(ask))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)

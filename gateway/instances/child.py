@@ -15,9 +15,11 @@ import msgspec
 import numpy as np
 import trio
 
+from gateway.codecs.formatting import Formatting
 from gateway.instances.memory import LargerThanMemory
 from gateway.instances.messages import (
     ITEMS,
+    LARGEST,
     Ask,
     Cancel,
     Credit,
@@ -25,6 +27,8 @@ from gateway.instances.messages import (
     Ended,
     EndOfInput,
     Failed,
+    Forget,
+    GivenInput,
     Head,
     Load,
     Loaded,
@@ -34,7 +38,9 @@ from gateway.instances.messages import (
     Ping,
     Pong,
     PromptTokens,
+    ReadInput,
     Returned,
+    Write,
     encoded,
 )
 from gateway.instances.pipe import Bell, Post, SessionLine, give_back_idle
@@ -42,6 +48,7 @@ from gateway.instances.steps import SessionSteps, StepWatch
 from models.blocking import in_thread, running_loop, set_step_holder
 from models.chat import ChatMessage
 from models.errors import ContextLengthExceeded, ModelError, contain_interrupts, is_failure, is_out_of_memory, leaves
+from models.formatters import TextInput
 from models.session import Call, Session
 from models.spec import Model, ModelSpec, warm_up
 
@@ -223,6 +230,7 @@ class Child(ABC):
         self._spec: ModelSpec
         self._lines: dict[int, SessionLine] = {}
         self._steps: dict[int, SessionSteps] = {}
+        self._formatted: dict[int, Formatting] = {}
         self._model: Model | None = None
         self._loading: Load | None = None
         self._loaded = self._stopping = False
@@ -273,7 +281,7 @@ class Child(ABC):
         """Cancels a session that is there. Idempotent."""
 
     @abstractmethod
-    def _start_answer(self, ask: Ask) -> None:
+    def _start_answer(self, ask: Ask | ReadInput) -> None:
         """Starts a task for an `_answer`."""
 
     # -- the model ---------------------------------------------------------------------------------------------------
@@ -340,6 +348,14 @@ class Child(ABC):
             case Ask():
                 if self._model is not None:
                     self._start_answer(message)
+            case ReadInput() | GivenInput():
+                if self._model is not None:
+                    self._begin_formatting(message)
+            case Write():
+                if (formatting := self._formatted.get(message.request)) is not None:
+                    self._format(message, formatting)
+            case Forget():
+                self._formatted.pop(message.request, None)
             case Describe():
                 self._import(message)
             case Load():
@@ -391,17 +407,48 @@ class Child(ABC):
         if not line.over:
             self._pipe.post(PromptTokens(line.number, None if count is None else int(count)))
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _answer(self, ask: Ask | ReadInput) -> None:
         try:
-            function = self._function(ask.function, self._model)
-            assert function is not None
-            argument = ask.argument
-            if ask.function == "chat_template":
-                argument = msgspec.convert(argument, list[ChatMessage])
-            value = await in_thread(partial(function, argument))
-            answer = Returned(ask.number, value, None)
-            self._pipe.post(answer)
+            value = await (self._read_input(ask) if isinstance(ask, ReadInput) else self._ask(ask))
+            self._pipe.post(Returned(ask.number, value, None))
         except BaseException as e:
             if not is_failure(e):
                 raise
             self._pipe.post(Returned(ask.number, None, ended_by(0, e)))
+
+    async def _ask(self, ask: Ask) -> Any:
+        function = self._function(ask.function, self._model)
+        assert function is not None
+        argument = ask.argument
+        if ask.function == "chat_template":
+            argument = msgspec.convert(argument, list[ChatMessage])
+        return await in_thread(partial(function, argument))
+
+    # -- the formatters of its author --------------------------------------------------------------------------------
+
+    def _begin_formatting(self, asked: ReadInput | GivenInput) -> None:
+        spec = self._spec
+        self._formatted[asked.number] = formatting = Formatting(asked.id, spec.input_formatter, spec.output_formatter)
+        if isinstance(asked, ReadInput):
+            self._start_answer(asked)
+        else:
+            formatting.take(TextInput(asked.text, asked.parameters, stream=asked.stream))
+
+    async def _read_input(self, asked: ReadInput) -> Any:
+        formatting = self._formatted.get(asked.number)
+        if formatting is None:  # nobody waits for it any more
+            return None
+        read = partial(formatting.read, asked.content, asked.properties, asked.bounds, asked.model, asked.options)
+        return await in_thread(read), formatting.writes
+
+    def _format(self, asked: Write, formatting: Formatting) -> None:
+        """Calls the output formatter where the gateway's own process would: on the loop."""
+        try:
+            data = encoded(Returned(asked.number, formatting.write(asked.tokens), None))
+            if len(data) > LARGEST:
+                raise ValueError(f"a text of {len(data)} bytes is more than a model in a process can have, {LARGEST}")
+            self._pipe.post_encoded(data)
+        except BaseException as e:
+            if not is_failure(e):
+                raise
+            self._pipe.post(Returned(asked.number, None, ended_by(0, e)))

@@ -24,7 +24,9 @@ from gateway.instances.messages import (
     Ended,
     EndOfInput,
     Failed,
+    Forget,
     Frames,
+    GivenInput,
     Head,
     Hello,
     Load,
@@ -35,8 +37,10 @@ from gateway.instances.messages import (
     Ping,
     Pong,
     PromptTokens,
+    ReadInput,
     Returned,
     Stuck,
+    Write,
     beyond_64_bits,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine, give_back_idle
@@ -95,6 +99,40 @@ class _Call:
 
 
 @final
+class _Questions:
+    """What an instance was asked, and has not answered yet."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[Doorbell, list[Returned]]] = {}
+        self._lost = False
+
+    async def ask(self, message: Ask | ReadInput | Write, post: Callable[[Message], None]) -> Returned | None:
+        """The answer; None where there is none any more."""
+        bell, found = self._waiting[message.number] = Doorbell(), list[Returned]()
+        try:
+            if not self._lost:
+                post(message)
+            while not found and not self._lost:
+                await bell.wait()
+        finally:
+            del self._waiting[message.number]
+        return found[0] if found else None
+
+    def take(self, returned: Returned) -> None:
+        """An answer, perhaps of somebody who does not wait for it any more."""
+        if returned.number in self._waiting:
+            bell, found = self._waiting[returned.number]
+            found.append(returned)
+            bell.ring()
+
+    def lose(self) -> None:
+        """None is answered any more."""
+        self._lost = True
+        for bell, _ in self._waiting.values():
+            bell.ring()
+
+
+@final
 class Instance:
     """A process with the model, from its start to its end."""
 
@@ -116,8 +154,9 @@ class Instance:
         self._on_ready: Callable[[], None]
         self._on_worn: Callable[[], None]
         self._next = 1
-        self._answers: dict[int, Returned | None] = {}
-        self._answered = trio.lowlevel.ParkingLot()
+        self._questions = _Questions()
+        self._formatted = set[int]()  # the requests that its formatters have to do with
+        self._answered = trio.lowlevel.ParkingLot()  # a ping
         self._pongs = 0
         self._pinged = 0
         self._killed = ""
@@ -132,6 +171,11 @@ class Instance:
     def sessions(self) -> int:
         """How many are open there."""
         return len(self._calls)
+
+    @property
+    def busy(self) -> int:
+        """How many sessions are open there, and how many requests its formatters have to do with."""
+        return len(self._calls) + len(self._formatted)
 
     @property
     def lost(self) -> bool:
@@ -266,6 +310,7 @@ class Instance:
             if call.kept:
                 del self._calls[number]
             call.over()
+        self._questions.lose()
         self._answered.unpark_all()
 
     # -- what it says ------------------------------------------------------------------------------------------------
@@ -312,9 +357,7 @@ class Instance:
                 self._pongs = message.number
                 self._answered.unpark_all()
             case Returned():
-                if message.number in self._answers:
-                    self._answers[message.number] = message
-                    self._answered.unpark_all()
+                self._questions.take(message)
             case Log():
                 text = f"{message.text}\n{message.trace}" if message.trace else message.text
                 logging.getLogger(message.logger).log(message.level, text, extra=self._named)
@@ -334,8 +377,7 @@ class Instance:
         and the session's place is kept until it has ended there."""
         if self._lost:
             raise self._worker_lost()
-        number = self._next
-        self._next += 1
+        number = self.next_number()
         left = session.deadline - trio.current_time()
         opened = Open(number, session.call, max(0.0, left) if left < math.inf else -1.0)
         try:
@@ -421,20 +463,44 @@ class Instance:
 
     async def ask(self, function: str, argument: Any) -> Any:
         """What a function of the model's author returns there. Raises what it raises, as a session does."""
+        return await self.asked(Ask(self.next_number(), function, argument))
+
+    async def asked(self, message: Ask | ReadInput | Write) -> Any:
+        """The same, of any question."""
+        returned = await self._questions.ask(message, self._pipe.post)
+        if returned is None:
+            raise self._worker_lost()
+        if returned.error is not None:
+            _raise(returned.error)
+        return returned.value
+
+    def next_number(self) -> int:
+        """A number that no session and no question has."""
         number = self._next
         self._next += 1
-        self._answers[number] = None
-        try:
-            self._pipe.post(Ask(number, function, argument))
-            while (answer := self._answers[number]) is None:
-                if not self.ready:
-                    raise self._worker_lost()
-                await self._answered.park()
-        finally:
-            del self._answers[number]
-        if answer.error is not None:
-            _raise(answer.error)
-        return answer.value
+        return number
+
+    def begin_formatting(self) -> int:
+        """The number of a request that its formatters have to do with, until `end_formatting`. It may open a session here
+        even where the instance takes no others any more."""
+        self._formatted.add(number := self.next_number())
+        return number
+
+    def give(self, asked: GivenInput) -> None:
+        """Tells it a request that no input formatter has read. OverflowError for a number that cannot be told."""
+        if not self._lost:
+            self._pipe.post(asked)
+
+    def end_formatting(self, number: int) -> None:
+        self._formatted.discard(number)
+        if not self._lost:
+            self._pipe.post(Forget(number))
+        self._left.ring()
+
+    def broken(self, what: str) -> WorkerLost:
+        """Ends it, because it has said what cannot be: the error of whoever was told."""
+        self._kill(f"what it said is no message: {what}")
+        return self._worker_lost()
 
     # -- what is stuck ----------------------------------------------------------------------------------------------
 
@@ -468,7 +534,7 @@ class Instance:
 
     async def _part(self, patience: float) -> None:
         with trio.move_on_after(patience):
-            while any(not call.stuck for call in self._calls.values()):
+            while self._formatted or any(not call.stuck for call in self._calls.values()):
                 await self._left.wait()
         if any(call.stuck for call in self._calls.values()):
             self._kill(self.worn)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, final
 import msgspec
 import numpy as np
 
+from gateway.codecs.formatting import JSONBounds
 from gateway.instances.memory import SMALLEST, Block, Window
 from models.messages import (
     BytesTensor,
@@ -85,7 +86,9 @@ class Described(_Message, frozen=True, tag=2):
     """The fields of the ModelSpec that say something else than its defaults, but what can only be called there."""
 
     fields: dict[str, Any]
-    formatters: bool
+    input_formatter: bool
+    """Whether there is one."""
+    output_formatter: bool = False
 
 
 @final
@@ -153,6 +156,48 @@ class Returned(_Message, frozen=True, tag=10):
     number: int
     value: Any
     error: Ended | None
+
+
+@final
+class ReadInput(_Message, frozen=True, tag=12):
+    """Calls the input formatter with a request, for a `Returned` with the request of the schema that it makes of it, and
+    whether the author's code writes the answer. What it has made stays there by this number until `Forget`."""
+
+    number: int
+    id: str
+    content: bytes
+    properties: dict[str, str]
+    bounds: JSONBounds
+    model: str
+    options: dict[str, str]
+
+
+@final
+class GivenInput(_Message, frozen=True, tag=13):
+    """The same for a request that no input formatter has read, without an answer."""
+
+    number: int
+    id: str
+    text: str
+    parameters: dict[str, Any]
+    stream: bool
+
+
+@final
+class Write(_Message, frozen=True, tag=14):
+    """Calls the output formatter with one more token of an answer, and those of the prompt before it, for a `Returned` with
+    its text. `request` is the number of the ReadInput or GivenInput."""
+
+    number: int
+    request: int
+    tokens: list[Token]
+
+
+@final
+class Forget(_Message, frozen=True, tag=15):
+    """A request is over that is there by this number."""
+
+    request: int
 
 
 @final
@@ -319,7 +364,7 @@ class Stuck(_Message, frozen=True, tag=40):
 Message: TypeAlias = (
     Hello | Describe | Described | Load | Loaded | Failed | Ping | Pong | Ask | Returned | Log
     | Open | Text | Said | Asked | PartSaid | Tensors | EndOfInput | Credit | Cancel | Head | PromptTokens | Ended | Free
-    | Stuck
+    | Stuck | ReadInput | GivenInput | Write | Forget
 )  # fmt: skip
 Item: TypeAlias = Text | Said | Asked | PartSaid | Tensors
 ITEMS = (Text, Said, Asked, PartSaid, Tensors)
@@ -345,7 +390,7 @@ def _plain(value: object) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[Message])
 _one: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_SURE = frozenset((Text, PartSaid, EndOfInput, Credit, Cancel, Ping, Pong, Free))
+_SURE = frozenset((Text, PartSaid, EndOfInput, Credit, Cancel, Ping, Pong, Free, ReadInput, Write, Forget))
 """Those whose fields nobody but us has filled, or whose types `item_of` has looked at."""
 
 

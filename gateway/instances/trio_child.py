@@ -10,7 +10,7 @@ import trio
 
 from gateway.doorbell import Doorbell
 from gateway.instances.child import Child
-from gateway.instances.messages import Ask, Describe, Loaded, Message, Open
+from gateway.instances.messages import Ask, Describe, Loaded, Message, Open, ReadInput
 from gateway.instances.pipe import Pipe, SessionLine
 from models.session import Session
 from models.spec import Model, ModelSpec
@@ -89,5 +89,5 @@ class TrioChild(Child):
         if (scope := self._scopes.get(session)) is not None:
             scope.cancel()
 
-    def _start_answer(self, ask: Ask) -> None:
+    def _start_answer(self, ask: Ask | ReadInput) -> None:
         self._nursery.start_soon(self._answer, ask)

@@ -201,7 +201,9 @@ class MemoryProcess:
             self.die(end)
 
     def _described(self, message: Describe) -> tuple[ModelSpec, Message]:
-        return replace(self._spec, name=message.name), Described(described_fields(self._spec), formatters=False)
+        spec = self._spec
+        described = Described(described_fields(spec), spec.input_formatter is not None, spec.output_formatter is not None)
+        return replace(spec, name=message.name), described
 
 
 _current: ContextVar[MemoryProcess | None] = ContextVar("process", default=None)

@@ -164,6 +164,12 @@ class Worker:
         """Where whole bodies for the model are best received, a BodyMemory; None: anywhere."""
         return getattr(self._model, "__model_bodies__", None)
 
+    @property
+    def formatting(self) -> Any:
+        """Makes what formats one request, by its id, if the model's formatters are called elsewhere; None: they are called
+        here."""
+        return getattr(self._model, "__model_formatting__", None)
+
     def said(self, name: str) -> Any:
         """The value of a field by the spec, else by the model itself; None where neither has one."""
         said = getattr(self.spec, name)

@@ -18,7 +18,14 @@ from gateway.dialects.call import session_of, text_header
 from gateway.dialects.model_choice import ModelChoice
 from gateway.dialects.text.lmi_dynamic_batch import DynamicDialect
 from gateway.dialects.text.lmi_errors import kind_of, refuse_as_lmi, refuse_as_tgi
-from gateway.dialects.text.lmi_formatters import FormattedAnswer, document_of, formatter_of, read_input
+from gateway.dialects.text.lmi_formatters import (
+    Formats,
+    FormattedAnswer,
+    formatting_of,
+    has_formatters,
+    read_input,
+    take_input,
+)
 from gateway.dialects.text.openai import OpenAIDialect
 from gateway.dialects.text.requests import (
     LINE,
@@ -34,6 +41,7 @@ from gateway.errors import (
     Ending,
     GatewayError,
     ModelFailed,
+    WorkerLost,
 )
 from gateway.workers.worker import Worker
 from models.formatters import TextInput
@@ -70,16 +78,25 @@ class LMIDialect:
         """What goes wrong before the answer is said in the words of the model's form."""
         exchange.claim("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse_as_lmi)
 
-    async def generate(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
+    async def generate(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        body: memoryview,
+        wrapping: Wrapping | None = None,
+        formatting: Formats | None = None,
+    ) -> None:
         """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,
-        and then says the errors too."""
+        and then says the errors too. `formatting` is what formats the request, once it has begun."""
+        if formatting is None and has_formatters(worker):
+            await self._generate_formatted(exchange, worker, body, wrapping)
+            return
         limits, options = self._models.config.limits, self._calls.options(worker)
         answer = wrapping or exchange.outbound
-        asked: TextInput | None = None
+        own = formatting is not None and worker.spec.input_formatter is not None
         try:
-            if worker.spec.input_formatter is not None:
-                asked = await read_input(exchange, worker, body, limits)
-                document = document_of(asked)
+            if formatting is not None and own:
+                document = await read_input(exchange, worker, body, limits, formatting)
             else:
                 document = await document_in(exchange, body, text_header(exchange, b"content-type"), limits)
                 if lmi.is_chat(document):
@@ -91,19 +108,25 @@ class LMIDialect:
             request = await codec(len(body), partial(_parse, document, options))
             parameters = document.get("parameters")
             del document  # with all that nobody asked for
-            if asked is None and not request.parameters.extra:
+            if not own and not request.parameters.extra:
                 exchange.making(0)
             check_supported(worker, request, options)
             request = within_ceiling(worker, limits, request)
         except lmi.LMIError as e:
-            dynamic = options.rolling_batch == "disable" and asked is None
+            dynamic = options.rolling_batch == "disable" and not own
             body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
             answer.respond(e.status, [JSON, *lmi.response_headers()], body_of, ending=Ending.REFUSED)
             return
-        if (formatter := formatter_of(worker, asked)) is not None:
-            if asked is None:
-                asked = TextInput(request.inputs, parameters, stream=request.stream)
-            await FormattedAnswer(exchange, worker, request, asked, formatter, answer, options).run()
+        except WorkerLost:  # of what its process was reading
+            if worker.successor is None:
+                raise
+        if formatting is not None and worker.successor is not None:  # it was replaced meanwhile: the new one reads it
+            await self._generate_formatted(exchange, worker, body, wrapping)
+            return
+        if formatting is not None and formatting.writes:
+            if not own:
+                take_input(exchange, worker, formatting, TextInput(request.inputs, parameters, stream=request.stream))
+            await FormattedAnswer(exchange, worker, request, formatting, answer, options).run()
             return
         channel = _TextChannel(exchange, request, answer, worker, options.max_text)
         if wrapping is None:
@@ -115,6 +138,14 @@ class LMIDialect:
             channel.asks = session if request.tgi else None
             await worker.call(session, exchange, Family.TEXT)
         channel.finish()
+
+    async def _generate_formatted(
+        self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None
+    ) -> None:
+        while worker.successor is not None:
+            worker = worker.successor
+        with formatting_of(exchange, worker) as formatting:
+            await self.generate(exchange, worker, body, wrapping, formatting)
 
 
 def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:

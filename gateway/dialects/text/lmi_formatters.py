@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, Protocol, final
 
+from gateway.codecs.formatting import Formatting, JSONBounds
 from gateway.codecs.prompts import prompt_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
@@ -18,75 +20,110 @@ from gateway.dialects.text.requests import LINE, OnePrompt, raised
 from gateway.errors import GatewayError, ModelFailed
 from gateway.workers.worker import Worker
 from models.errors import ModelError
-from models.formatters import Input, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
+from models.formatters import TextInput
 from models.messages import Family, Finish, FinishReason, Prompt, Token, utf8
 from protocols import lmi
-from protocols.strict_json import JSONError, cost_of, loads
-
-T = TypeVar("T")
+from protocols.strict_json import cost_of
 
 _LEADING = 64  # bytes of white space before JSON, at most, where its cost is to be known
-_FORMS = frozenset(form.value for form in lmi.Formatter)
 
 
-async def read_input(exchange: Exchange, worker: Worker, body: memoryview, limits: LimitsConfig) -> TextInput:
-    """What the model's own formatter makes of a request, in a thread, which is left to itself when the client leaves.
-    ModelFailed, ModelCrashed; Overloaded where there is no memory for what it may make of it."""
-    formatter = worker.spec.input_formatter
-    assert formatter is not None
-    fields, options = exchange.owner.door.fields(exchange.request.headers), dict(worker.spec.options)
+class Formats(Protocol):
+    """A `Formatting` of one request, called here or in the process that runs the model."""
 
-    containers, values = limits.json_containers, limits.json_values
+    @property
+    def writes(self) -> bool:
+        """See `Formatting.writes`."""
+
+    @property
+    def instance(self) -> Any:
+        """The process that the request has to run in; None: any, or this one."""
+
+    def read(
+        self, content: bytes, fields: Mapping[str, str], bounds: JSONBounds, name: str, options: Mapping[str, str], /
+    ) -> dict[str, Any]:
+        """See `Formatting.read`."""
+
+    def take(self, asked: TextInput) -> None:
+        """See `Formatting.take`."""
+
+    async def write(self, tokens: Sequence[Token]) -> str:
+        """See `Formatting.write`."""
+
+    def forget(self) -> None:
+        """The request is over."""
+
+
+@final
+class _Here:
+    """A formatting whose functions are called in this process."""
+
+    instance: Any = None
+
+    def __init__(self, formatting: Formatting) -> None:
+        self._formatting = formatting
+        self.read, self.take = formatting.read, formatting.take
+
+    @property
+    def writes(self) -> bool:
+        return self._formatting.writes
+
+    async def write(self, tokens: Sequence[Token]) -> str:
+        return self._formatting.write(tokens)
+
+    def forget(self) -> None:
+        """Nobody else knows of it."""
+
+
+def has_formatters(worker: Worker) -> bool:
+    """True if the model has any of its own."""
+    return worker.spec.input_formatter is not None or worker.spec.output_formatter is not None
+
+
+@contextmanager
+def formatting_of(exchange: Exchange, worker: Worker) -> Iterator[Formats]:
+    """What formats one request, for the length of the block. Unavailable where the model is not there, WorkerLost where none
+    of its processes is."""
+    worker.check_ready(exchange, room=False)
+    elsewhere, spec = worker.formatting, worker.spec
+    formatting: Formats = (
+        _Here(Formatting(exchange.id, spec.input_formatter, spec.output_formatter))
+        if elsewhere is None
+        else elsewhere(exchange.id)
+    )
+    try:
+        yield formatting
+    finally:
+        formatting.forget()
+
+
+async def read_input(
+    exchange: Exchange, worker: Worker, body: memoryview, limits: LimitsConfig, formatting: Formats
+) -> dict[str, Any]:
+    """The request of the schema that the model's own formatter makes of a request, in a thread, which is left to itself when
+    the client leaves. ModelFailed, ModelCrashed; Overloaded where there is no memory for what it may make of it."""
+    bounds = JSONBounds(limits.json_depth, limits.json_containers, limits.json_values)
     cost = 0
     if bytes(body[:_LEADING]).lstrip()[:1] in (b"{", b"["):
-        cost = await codec(len(body), partial(cost_of, body, containers=containers, values=values))
+        cost = await codec(len(body), partial(cost_of, body, containers=bounds.containers, values=bounds.values))
+    fields = exchange.owner.door.fields(exchange.request.headers)
 
-    def decode(content: bytes) -> Any:
-        try:
-            return loads(content, what="the body", depth=limits.json_depth, containers=containers, values=values)
-        except JSONError as e:
-            said = e.message
-        if "(limits." in said:
-            raise ModelError(said, code="BadInput", status=400)
-        raise ModelError(said, code="BadInput", status=424)
-
-    def read() -> Any:
-        return formatter(Input(bytes(body), fields, decode=decode), model_name=worker.name, configs=options)
+    def read() -> dict[str, Any]:
+        return formatting.read(bytes(body), fields, bounds, worker.name, worker.spec.options)
 
     exchange.making(len(body) + cost)  # it is copied there, and may be read
     try:
-        found = await worker.run_author_code(read)
+        return await worker.run_author_code(read)
     except BaseException as e:
         raised(exchange, worker, "input formatter", e)
-    if not isinstance(found, TextInput):
-        raise _wrong(f"the input formatter returned {type(found).__name__}, not a TextInput")
-    if not isinstance(found.input_text, str):
-        raise _wrong(f"the input formatter gave an input_text of type {type(found.input_text).__name__}, not str")
-    return found
 
 
-def formatter_of(worker: Worker, asked: TextInput | None) -> OutputFormatter | None:
-    """Who writes the answer: the function that the input formatter has chosen for this request, else the model's own; nobody
-    where it has chosen one of the schema's forms by name."""
-    chosen = None if asked is None else asked.output_formatter
-    if callable(chosen):
-        return chosen
-    return None if isinstance(chosen, str) and chosen in _FORMS else worker.spec.output_formatter
-
-
-def document_of(found: TextInput) -> dict[str, Any]:
-    """The request of the schema that a formatter's is."""
-    given: Any = found.parameters
+def take_input(exchange: Exchange, worker: Worker, formatting: Formats, asked: TextInput) -> None:
+    """Has the output formatter see this request. ModelFailed where it cannot be told to where that is called."""
     try:
-        parameters = {} if given is None else dict(given)
-    except (TypeError, ValueError):
-        raise _wrong(f"the input formatter gave parameters of type {type(given).__name__}, not a mapping") from None
-    chosen: Any = found.output_formatter
-    if isinstance(chosen, str):
-        parameters["output_formatter"] = chosen
-    elif chosen is not None and not callable(chosen):
-        raise _wrong(f"the input formatter gave an output_formatter of type {type(chosen).__name__}, not str or a function")
-    return {"inputs": found.input_text, "stream": found.stream, "parameters": parameters}
+        formatting.take(asked)
+    except ModelError as e:
+        raised(exchange, worker, "output formatter", e)
 
 
 @final
@@ -98,15 +135,13 @@ class FormattedAnswer:
         exchange: Exchange,
         worker: Worker,
         request: lmi.TextRequest,
-        asked: TextInput,
-        formatter: OutputFormatter,
+        formatting: Formats,
         answer: Outbound | Wrapping,
         options: LMIConfig,
     ) -> None:
-        self._exchange, self._worker, self._answer = exchange, worker, answer
-        asked.request_id = exchange.id
+        self._exchange, self._worker, self._answer, self._formatting = exchange, worker, answer, formatting
         prompt = prompt_of(request.inputs, request.parameters)
-        self._channel = _FormattedChannel(self, exchange, worker, prompt, asked, formatter, options.max_text)
+        self._channel = _FormattedChannel(self, exchange, worker, prompt, formatting.instance, options.max_text)
 
     async def run(self) -> None:
         """Runs the model and ends the answer."""
@@ -131,10 +166,10 @@ class FormattedAnswer:
             self._start()
             self._answer.push(piece)
 
-    def call(self, formatter: Callable[[TextGenerationOutput], T], output: TextGenerationOutput) -> T:
-        """What the formatter makes of a step. ModelFailed, ModelCrashed."""
+    async def write(self, tokens: Sequence[Token]) -> str:
+        """The formatter's text for one more token. ModelFailed, ModelCrashed."""
         try:
-            return formatter(output)
+            return await self._formatting.write(tokens)
         except BaseException as e:
             raised(self._exchange, self._worker, "output formatter", e)
 
@@ -167,13 +202,15 @@ class _FormattedChannel(OnePrompt):
         exchange: Exchange,
         worker: Worker,
         prompt: Prompt,
-        asked: TextInput,
-        formatter: OutputFormatter,
+        runs_in: Any,
         max_text: int,
     ) -> None:
         super().__init__(exchange, worker, prompt)
-        self._answer, self._formatter, self._left = answer, formatter, max_text
-        self._output = TextGenerationOutput(asked.request_id, asked)
+        self._answer, self._left = answer, max_text
+        self.runs_in = runs_in
+        """The process of the model that its session has to run in; None: any."""
+        self._prefill: list[Token] = []  # tokens of the prompt that the formatter has not seen yet
+        self._over: dict[int, bool] = {}  # each sequence that has begun, and whether it has its end
 
     async def send(self, message: Token | Finish, /) -> None:
         text = self.text
@@ -189,17 +226,15 @@ class _FormattedChannel(OnePrompt):
         if type(message) is Finish:
             await self._end(message.sequence, message.reason, text.rest(message.sequence), message.stop)
         elif message.prefill:
-            self._output.prompt_tokens_details.append(message)
+            self._prefill.append(message)
         else:
-            await self._add(self._output.sequences.setdefault(message.sequence, TextSequence()), message)
+            await self._add(message)
         text.sent()
 
-    async def _add(self, sequence: TextSequence, token: Token) -> None:
-        sequence.add(token, None if token.finish is None else token.finish.value)
-        text = self._answer.call(self._formatter, self._output)
-        if not isinstance(text, str):
-            raise _wrong(f"the output formatter returned {type(text).__name__}, not str")
-        piece = utf8(text)
+    async def _add(self, token: Token) -> None:
+        self._over[token.sequence] = token.finish is not None
+        prefill, self._prefill = self._prefill, []
+        piece = utf8(await self._answer.write([*prefill, token]))
         if len(piece) > LINE + len(token.text):  # there is room for so many
             await self._answer.room(len(piece))
         self._answer.put(piece)
@@ -207,15 +242,10 @@ class _FormattedChannel(OnePrompt):
     async def _end(self, number: int, reason: FinishReason, rest: str, stop: str = "") -> None:
         """A sequence is over whose last token did not say so: the formatter sees one more, which has only what was held
         back."""
-        sequence = self._output.sequences.setdefault(number, TextSequence())
-        if sequence.finish_reason is None:
-            await self._add(sequence, Token(text=rest, special=not rest, finish=reason, sequence=number, stop=stop))
+        if not self._over.get(number):
+            await self._add(Token(text=rest, special=not rest, finish=reason, sequence=number, stop=stop))
 
     async def end(self) -> None:
         """The model has returned, or was stopped."""
-        for number in tuple(self._output.sequences) or (0,):
+        for number in tuple(self._over) or (0,):
             await self._end(number, FinishReason.EOS_TOKEN, self.text.rest(number))
-
-
-def _wrong(message: str) -> ModelFailed:
-    return ModelFailed(message, code="BadFormatter", status=500)

@@ -216,6 +216,76 @@ async def test_a_folder_says_itself_what_its_processes_have(root: Path) -> None:
         assert status(memory).instances == ()
 
 
+LOOPS = """\
+import asyncio
+
+async def model(prompt: str):
+    try:
+        yield type(asyncio.get_running_loop()).__name__
+    except RuntimeError:
+        yield "none of asyncio's"
+"""
+
+
+@pytest.mark.parametrize(("loop", "said"), [("asyncio", "EventLoop"), ("trio", "none of asyncio's")])
+async def test_a_folder_says_itself_which_loop_its_code_runs_on(loop: str, said: str, root: Path) -> None:
+    folder(root, "m", LOOPS, f"[process]\nloop = '{loop}'\n")
+    async with loading(root) as memory:
+        await load(memory, root)
+        assert said in (await memory.client().lmi("x", "m", stream=False)).text
+
+
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+async def test_its_formatters_are_called_in_its_process(loop: str, root: Path) -> None:
+    folder(root, "m", FORMATTERS, f"[process]\nloop = '{loop}'\ninstances = 2\n")
+    async with loading(root) as memory:
+        await load(memory, root)
+        there = set(map(str, await ready(memory, 2)))
+        for _ in range(8):
+            _, answer = await api(memory, "/predictions/m", {"text": "a b", "voice": "alto"})
+            begin, *words, end = answer.decode().split()
+            assert (begin in there, words, end) == (True, ["alto:a", "alto:b"], begin), "each in one process, with its model"
+        assert await api(memory, "/predictions/m", {"text": "a"}) == (400, (await api(memory, "/predictions/m", {}))[1])
+        assert "everywire_model_" not in "".join(sys.modules)
+
+
+FORMATTERS = """\
+import os
+from collections.abc import AsyncIterator
+
+from models.errors import ModelError
+from models.formatters import TextInput, input_formatter, output_formatter
+
+
+class Spoken(TextInput):
+    pass
+
+
+@input_formatter
+def reads(item, **keywords):
+    asked = item.as_json()
+    if "voice" not in asked:
+        raise ModelError("voice: expected one", status=400)
+    made = Spoken(asked["text"], {"max_new_tokens": 9})
+    made.voice, made.pid = asked["voice"], os.getpid()
+    return made
+
+
+@output_formatter
+def writes(output):
+    token, first, last = output.sequences[0].get_next_token()
+    begin = f"{output.input.pid} " if first else ""
+    assert not token.text or token.text.endswith(f"@{os.getpid()}"), "the model is elsewhere"
+    word = token.text.partition("@")[0]
+    return begin + (f"{output.input.voice}:{word} " if word else "") + (str(os.getpid()) if last else "")
+
+
+async def model(prompt: str) -> AsyncIterator[str]:
+    for word in prompt.split():
+        yield f"{word}@{os.getpid()}"
+"""
+
+
 @pytest.mark.parametrize("key", ["environment = { A = '1' }", "python = '/bin/python'"])
 async def test_but_what_its_code_could_do_only_where_code_may_run(key: str, root: Path) -> None:
     (data := root / "data").mkdir()

@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from gateway.catalog.processes.formatting import InstanceFormatting
 from gateway.errors import WorkerLost
 from gateway.instances.instance import InstanceEnded, RaisedThere
 from gateway.instances.messages import (
@@ -21,6 +22,8 @@ from gateway.instances.messages import (
     Ended,
     EndOfInput,
     Failed,
+    Forget,
+    GivenInput,
     Head,
     Load,
     Log,
@@ -34,12 +37,14 @@ from gateway.instances.messages import (
     Said,
     Stuck,
     Tensors,
+    Write,
 )
 from gateway.instances.messages import Array as ArrayOf
 from gateway.instances.spawn import Exit
 from models.blocking import StepHolder, set_step_holder
 from models.errors import ContextLengthExceeded, ModelError
-from models.messages import GenerationParameters, Part, Prompt
+from models.formatters import TextInput
+from models.messages import GenerationParameters, Part, Prompt, Token
 from models.session import Call
 from tests.gateway.instances.sides import LOADED, Client, Exchange, House, OneMessage, instance
 
@@ -680,6 +685,63 @@ async def test_one_in_which_nothing_is_stuck_is_asked_to_leave_when_its_sessions
         house.process.end(Exit(code=0))
         assert str(await house.end()) == "its process ended (exit status 0)"
         assert house.process.killed == 0
+
+
+async def test_it_waits_for_a_request_that_it_has_read_and_that_has_no_session_yet(autojump_clock: MockClock) -> None:
+    async with instance(**LIMITS) as house:
+        formatting = InstanceFormatting(house.instance, "id", writes=True)
+        formatting.take(TextInput("x"))
+        assert await house.side.hear() == GivenInput(1, "id", "x", {}, True)
+        house.instance.part(30)
+        await trio.sleep(20)
+        assert house.error is None
+        exchange, number = await begun(house)
+        formatting.forget()
+        assert await house.side.hear() == Forget(1)
+        await wait_all_tasks_blocked()
+        assert house.error is None
+        await house.side.say(Ended(number))
+        assert await exchange.end() is None
+        assert await house.side.hear() is None
+
+
+@pytest.mark.parametrize("said", [7, None, ["x"]])
+async def test_a_text_that_is_none_ends_the_instance(said: Any, autojump_clock: MockClock) -> None:
+    async with instance() as house, trio.open_nursery() as nursery:
+        formatting, caught = InstanceFormatting(house.instance, "id", writes=True), list[Exception]()
+
+        async def write() -> None:
+            with pytest.raises(WorkerLost) as found:
+                await formatting.write([Token(text="a")])
+            caught.append(found.value)
+
+        nursery.start_soon(write)
+        assert await house.side.hear() == Write(2, 1, [Token(text="a")])
+        await house.side.say(Returned(2, said, None))
+        assert "what it said is no message" in str(await house.end())
+        await wait_all_tasks_blocked()
+        assert len(caught) == 1
+        with pytest.raises(WorkerLost):
+            await formatting.write([])
+        formatting.forget()
+
+
+async def test_who_waits_for_a_text_learns_that_the_instance_has_ended(autojump_clock: MockClock) -> None:
+    async with instance() as house, trio.open_nursery() as nursery:
+        caught = list[Exception]()
+
+        async def write() -> None:
+            try:
+                await InstanceFormatting(house.instance, "id", writes=True).write([])
+            except WorkerLost as e:
+                caught.append(e)
+
+        nursery.start_soon(write)
+        await house.side.hear()
+        house.process.end(Exit(signal=11))
+        await house.end()
+        await wait_all_tasks_blocked()
+        assert len(caught) == 1
 
 
 async def test_one_that_goes_on_after_all_says_then_that_too_much_is_stuck(autojump_clock: MockClock) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.codecs.formatting import JSONBounds
 from gateway.instances import messages
 from gateway.instances.memory import Block
 from gateway.instances.messages import (
@@ -28,8 +29,10 @@ from gateway.instances.messages import (
     EndOfInput,
     Failed,
     Folder,
+    Forget,
     Frames,
     Free,
+    GivenInput,
     Head,
     Hello,
     Load,
@@ -41,11 +44,13 @@ from gateway.instances.messages import (
     Ping,
     Pong,
     PromptTokens,
+    ReadInput,
     Returned,
     Said,
     Stuck,
     Tensors,
     Text,
+    Write,
     encoded,
     frames_of,
     item_of,
@@ -90,6 +95,10 @@ EVERY: tuple[Message, ...] = (
     Ask(1, "chat_template", [{"role": "user", "content": "hi"}]),
     Returned(1, {"a": b"\xff"}, None),
     Returned(2, None, Ended(0, "raised", "no", trace="trace")),
+    ReadInput(1, "id", b"\0\xff", {"a": "b"}, JSONBounds(8, 9, 10), "m", {"voice": "alto"}),
+    GivenInput(1, "id", "x", {"n": [2]}, True),
+    Write(2, 1, [Token(text="a", prefill=True), Token(text="b", finish=FinishReason.LENGTH)]),
+    Forget(1),
     Log("app", 20, "said\nmore", ""),
     Open(1, CALL, 2.5),
     Open(2**40, Call(), -1.0),

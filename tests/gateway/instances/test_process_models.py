@@ -1069,10 +1069,6 @@ WRONG = {
     "leaves": ("import os; os._exit(4)", "app:answer", "its process ended (exit status 4) while it was imported"),
     "shouts": ("print('x' * 2**20); import sys; sys.stderr.write('y' * 2**20); raise OSError('hoarse')", "app:answer", "OSError: hoarse"),
     "hangs": ("import time; time.sleep(3600)", "app:answer", "load_timeout"),
-    "formatters": (
-        "from models.adapt import spec_of\ndef answer(prompt: str) -> str: return ''\n"
-        "spec = spec_of(answer, input_formatter=lambda *_: None)", "app:spec", "formatters",
-    ),
     "no model": ("answer = 7", "app:answer", "app:answer"),
     "surrogate": (r"raise OSError('no file named \udc80')", "app:answer", "OSError: no file named"),
 }  # fmt: skip

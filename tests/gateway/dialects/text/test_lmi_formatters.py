@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 import trio
 
 from gateway.config import Config, RepositoryConfig, SageMakerConfig
+from gateway.instances.messages import MESSAGES_AHEAD
+from gateway.testing import in_memory_processes
 from models.errors import ModelError
 from models.formatters import Input, TextGenerationOutput, TextInput
 from models.messages import Finish, FinishReason, Prompt, Token
 from models.session import Session
+from models.spec import ModelSpec
 from protocols.aws import bidi
 from tests.gateway.dialects.text.test_lmi_forms import (
     AT_EACH_ROUTE,
@@ -29,11 +33,42 @@ from tests.gateway.dialects.text.test_lmi_forms import (
     parts_of,
     text_spec,
 )
-from tests.gateway.promises import CANCELLED, DATE, KiB, at_once, serving
+from tests.gateway.promises import CANCELLED, DATE, House, KiB, at_once
+from tests.gateway.promises import serving as serving_here
 
 SECRET = "the author's own business"
 LINES = "<Deep \n Léarning\n >\n"
 """What `marks` makes of the two words and the end of the sequence."""
+
+
+_in_processes = False
+
+
+@pytest.fixture(autouse=True, params=["here", "there"])
+def place(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the models of a test run: each story is told of both."""
+    global _in_processes
+    _in_processes = request.param == "there"
+    yield request.param
+    _in_processes = False
+
+
+def serving(*specs: ModelSpec, **options: Any) -> AbstractAsyncContextManager[House]:
+    """A gateway with these models, in processes where the test is about those."""
+    return serving_here(*map(placed, specs), **options)
+
+
+def placed(spec: ModelSpec) -> ModelSpec:
+    return in_memory_processes(spec, instances=2)[0] if _in_processes else spec
+
+
+async def thread_back(house: House) -> None:
+    """Waits until the thread of a formatter has returned, and whoever has waited for it is gone."""
+    for line in house.lines:
+        line.peer.close()
+    with trio.fail_after(100):
+        while await house._busy_tasks() != house._tasks:  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
 def marks(output: TextGenerationOutput) -> str:
@@ -341,7 +376,10 @@ async def test_what_a_formatter_raises_is_an_answer_and_the_log_knows_the_rest(
             assert vars(record)["incident"] in document["error"]
             assert (vars(record)["model"], vars(record)["id"]) == ("m", "boot1")
             assert record.exc_info is not None
-            assert record.exc_info[1] is error
+            if _in_processes:
+                assert str(record.exc_info[1]) == f"{type(error).__name__}: {error}"
+            else:
+                assert record.exc_info[1] is error
         assert house.endings == {"model-error": 3}
 
 
@@ -527,6 +565,7 @@ async def test_a_formatter_has_the_time_of_a_session(autojump_clock: Any) -> Non
             assert (trio.current_time(), house.endings) == (3.0, {"deadline": 1})
         finally:
             let_go.set()
+        await thread_back(house)
 
 
 async def test_a_formatter_that_hangs_holds_neither_its_client_nor_other_models() -> None:
@@ -574,10 +613,41 @@ async def test_a_client_that_does_not_read_stops_its_model_within_the_bound(kind
         await line.send(*house.posted(line.next_stream(), "/predictions/m", json.dumps(asked).encode()))
         await house.still()
         stopped = sent
-        assert 60 <= stopped <= 110
+        assert 60 <= stopped <= 110 + _in_processes * MESSAGES_AHEAD
         await trio.sleep(20)
         assert sent == stopped
         line.peer.close()
+
+
+# -- while the model changes -------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_is_read_while_its_model_is_reloaded_goes_to_the_new_one() -> None:
+    reading, may_read, versions = trio.Event(), threading.Event(), iter("ab")
+
+    def spec(version: str) -> ModelSpec:
+        def formatter(item: Input, **_: Any) -> TextInput:
+            if not reading.is_set():
+                trio.from_thread.run_sync(reading.set, trio_token=loop)
+                may_read.wait(60)
+            return Spoken("x", version, parameters={"max_new_tokens": 1})
+
+        return text_spec(input_formatter=formatter, output_formatter=voiced)
+
+    loop = trio.lowlevel.current_trio_token()
+    async with serving(spec(next(versions))) as house:
+        answers = list[Any]()
+
+        async def call() -> None:
+            answers.append(await ask(house, "/predictions/m", b"x"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await reading.wait()
+            await house.gateway.reload("m", placed(spec(next(versions))), patience=0.0)
+            may_read.set()
+        assert [(status, body) for status, _, body in answers] == [(200, b"b/<Deep >\n")]
+        await thread_back(house)
 
 
 # -- a model folder ----------------------------------------------------------------------------------------------------
@@ -608,7 +678,8 @@ def writes(output):
 """
 
 
-async def test_a_folder_of_a_library_model_and_formatters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["here"], indirect=True)
+async def test_a_folder_of_a_library_model_and_formatters(place: str, tmp_path: Path) -> None:
     folder = tmp_path / "lm"
     folder.mkdir()
     (folder / "model.toml").write_text('factory = "lm"\n')

@@ -1,0 +1,68 @@
+"""A request whose formatters are called in a process of its model: what the gateway says and hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import msgspec
+import trio
+
+from gateway.codecs.formatting import JSONBounds
+from gateway.instances.instance import Instance
+from gateway.instances.messages import GivenInput, ReadInput, Write
+from models.errors import ModelError
+from models.formatters import TextInput
+from models.messages import Token
+
+
+@final
+class InstanceFormatting:
+    """A `Formatting` that an instance has, until `forget`. The request runs there too, beside what was made of it."""
+
+    def __init__(self, instance: Instance, id: str, *, writes: bool) -> None:
+        """`id` is the request's. `writes`: the model has an output formatter of its own."""
+        self.instance, self._id = instance, id
+        self._number = instance.begin_formatting()
+        self.writes = writes
+
+    def read(
+        self, content: bytes, fields: Mapping[str, str], bounds: JSONBounds, name: str, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """The request of the schema that the input formatter makes of this one: from a thread. Raises what it raised,
+        WorkerLost where the process has ended."""
+        asked = ReadInput(self._number, self._id, content, dict(fields), bounds, name, dict(options))
+        document: dict[str, Any] = trio.from_thread.run(self._read, asked)
+        return document
+
+    async def _read(self, asked: ReadInput) -> dict[str, Any]:
+        said = await self.instance.asked(asked)
+        try:
+            document, self.writes = msgspec.convert(said, tuple[dict[str, Any], bool])
+        except msgspec.ValidationError as e:
+            raise self.instance.broken(f"of a request that was read: {e}") from None
+        return document
+
+    def take(self, asked: TextInput) -> None:
+        """This is what was asked. ModelError for what cannot go to a process."""
+        parameters = dict(asked.parameters or {})
+        try:
+            self.instance.give(GivenInput(self._number, self._id, asked.input_text, parameters, asked.stream))
+        except OverflowError:
+            raise ModelError(
+                "the parameters have an integer of more than 64 bits, which this model does not take",
+                code="BadParameter",
+                status=400,
+            ) from None
+
+    async def write(self, tokens: Sequence[Token]) -> str:
+        """The text that the output formatter makes of one more token. Raises what it raised, WorkerLost where the process
+        has ended."""
+        text = await self.instance.asked(Write(self.instance.next_number(), self._number, list(tokens)))
+        if not isinstance(text, str):
+            raise self.instance.broken("a text that is none")
+        return text
+
+    def forget(self) -> None:
+        """The request is over."""
+        self.instance.end_formatting(self._number)
