@@ -387,18 +387,53 @@ class StepHolder:
         goes on after its end. If it is `replaced`, another may use its place."""
 
 
-class Steps(Protocol):
+class WatchedThreads(Protocol):
     """The threads of one model, and the code that watches them."""
 
     @property
     def limiter(self) -> trio.CapacityLimiter: ...
     def begin(self, step: Step, holder: StepHolder) -> None: ...
     def end(self, step: Step) -> None: ...
+    def over(self, holder: StepHolder) -> object:
+        """Tells that nothing more occupies this slot."""
+
+
+class Steps(WatchedThreads, Protocol):
+    """Watched threads where another may use the place of a step that is stuck."""
+
     def over(self, holder: StepHolder) -> bool:
         """Tells that nothing more occupies this slot. True if its place was replaced meanwhile."""
 
     def stuck_elsewhere(self, holder: StepHolder, *, step: bool, stack: str, replaced: bool) -> None:
         """Tells that the step of this holder is stuck in another process: `StepHolder.stuck_there`."""
+
+
+@final
+class BackgroundSteps(StepHolder):
+    """Holds nothing for steps that are no session's own, but has them watched."""
+
+    __slots__ = ("_holds", "_stuck", "_watch")
+
+    def __init__(self, watch: WatchedThreads, stuck: Callable[[str], None]) -> None:
+        """`stuck` is called, with a text, when one of them is stuck."""
+        self._watch, self._stuck, self._holds = watch, stuck, 0
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        return self._watch.limiter
+
+    def begin(self, step: Step) -> None:
+        self._holds += 1
+        self._watch.begin(step, self)
+
+    def end(self, step: Step) -> None:
+        self._watch.end(step)
+        self._holds -= 1
+        if not self._holds:
+            self._watch.over(self)
+
+    def interrupt(self, text: str) -> None:
+        self._stuck(text)
 
 
 _token: contextvars.ContextVar[CancelToken | None] = contextvars.ContextVar("models_cancel_token", default=None)

@@ -11,7 +11,7 @@ from typing import NoReturn, final
 import trio
 
 from gateway.instances.messages import Ended, Load, Message, Stuck
-from models.blocking import Step, StepHolder, running_loop, stack_of
+from models.blocking import BackgroundSteps, Step, StepHolder, running_loop, stack_of
 
 log = logging.getLogger("gateway.worker")
 
@@ -31,15 +31,15 @@ class StepWatch:
         self._load, self.post, self._loop = load, post, running_loop()
         self.limiter = trio.CapacityLimiter(load.threads)
         """The threads of its steps. More than was said while some of them are stuck."""
-        self._running: dict[Step, SessionSteps | _Background] = {}
+        self._running: dict[Step, StepHolder] = {}
         self._spare = set[Step]()
         """Those whose threads are replaced."""
         self._stopping: dict[SessionSteps, float] = {}
         """Sessions that are to stop, and since when."""
         self._interrupted = set[SessionSteps]()
-        self._stuck = set[SessionSteps | _Background]()
+        self._stuck = set[StepHolder]()
 
-    def begin(self, step: Step, holder: SessionSteps | _Background) -> None:
+    def begin(self, step: Step, holder: StepHolder) -> None:
         self._running[step] = holder
 
     def end(self, step: Step) -> None:
@@ -54,7 +54,7 @@ class StepWatch:
         if self._load.stop_within:
             self._stopping.setdefault(steps, self._loop.current_time())
 
-    def over(self, holder: SessionSteps | _Background) -> None:
+    def over(self, holder: StepHolder) -> None:
         """Nothing is left of what this one held."""
         if isinstance(holder, SessionSteps):
             self._stopping.pop(holder, None)
@@ -106,10 +106,10 @@ class StepWatch:
                     self._stick(steps, step=False)
         return due
 
-    def _steps_of(self, holder: SessionSteps | _Background) -> list[Step]:
+    def _steps_of(self, holder: StepHolder) -> list[Step]:
         return [step for step, owner in self._running.items() if owner is holder]
 
-    def _stick(self, holder: SessionSteps | _Background, *, step: bool) -> None:
+    def _stick(self, holder: StepHolder, *, step: bool) -> None:
         replaced = len(self._stuck) < self._load.stuck_limit
         self._stuck.add(holder)
         steps = self._steps_of(holder)
@@ -125,7 +125,7 @@ class StepWatch:
         else:
             why = f"a step of the model's own work ran longer than {self._load.step_timeout:g} s"
             log.error("model is stuck: %s\n%s", why, stack)
-            holder.stuck_with(why)
+            holder.interrupt(why)
 
 
 @final
@@ -159,7 +159,7 @@ class SessionSteps(StepHolder):
         self.release()
 
     def background(self, stuck: Callable[[str], None]) -> StepHolder:
-        return _Background(self._watch, stuck)
+        return BackgroundSteps(self._watch, stuck)
 
     def end_with(self, ended: Ended) -> None:
         """The model has returned from the session, or raised."""
@@ -173,31 +173,3 @@ class SessionSteps(StepHolder):
             ended, self._ended = self._ended, None
             self._watch.over(self)
             self._watch.post(ended)
-
-
-@final
-class _Background(StepHolder):
-    """What steps hold that are no session's own: nothing, but they are watched."""
-
-    __slots__ = ("_holds", "_stuck", "_watch")
-
-    def __init__(self, watch: StepWatch, stuck: Callable[[str], None]) -> None:
-        self._watch, self._stuck, self._holds = watch, stuck, 0
-
-    @property
-    def limiter(self) -> trio.CapacityLimiter:
-        return self._watch.limiter
-
-    def begin(self, step: Step) -> None:
-        self._holds += 1
-        self._watch.begin(step, self)
-
-    def end(self, step: Step) -> None:
-        self._watch.end(step)
-        self._holds -= 1
-        if not self._holds:
-            self._watch.over(self)
-
-    def stuck_with(self, why: str) -> None:
-        """A step of these is stuck."""
-        self._stuck(why)

@@ -11,8 +11,8 @@ import trio
 from gateway.errors import DeadlineExceeded, Ending
 from gateway.workers.caller import Caller
 from gateway.workers.statistics import ModelStatistics
-from gateway.workers.stuck import Background, StuckWatch
-from models.blocking import Step, StepHolder, reset_step_holder, set_step_holder
+from gateway.workers.stuck import StuckWatch
+from models.blocking import BackgroundSteps, Step, StepHolder, reset_step_holder, set_step_holder
 
 
 class Capacity(Protocol):
@@ -170,8 +170,8 @@ class Slot(StepHolder):
     def reserve(self, n: int) -> Callable[[], None]:
         return self.caller.reserve_objects(n)
 
-    def background(self, stuck: Callable[[str], None]) -> Background:
-        return Background(self._slots.stuck, stuck)
+    def background(self, stuck: Callable[[str], None]) -> BackgroundSteps:
+        return BackgroundSteps(self._slots.stuck, stuck)
 
     def interrupt(self, text: str) -> None:
         self.caller.interrupt(DeadlineExceeded(text))

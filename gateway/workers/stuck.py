@@ -197,30 +197,3 @@ class StuckWatch:
     async def _escalate(self) -> None:
         await self._beyond.wait()
         raise TooManyStuck(self._why)
-
-
-@final
-class Background(StepHolder):
-    """What steps hold that are no session's own: nothing, but they are watched."""
-
-    __slots__ = ("_holds", "_stuck", "_watch")
-
-    def __init__(self, watch: StuckWatch, stuck: Callable[[str], None]) -> None:
-        self._watch, self._stuck, self._holds = watch, stuck, 0
-
-    @property
-    def limiter(self) -> trio.CapacityLimiter:
-        return self._watch.limiter
-
-    def begin(self, step: Step) -> None:
-        self._holds += 1
-        self._watch.begin(step, self)
-
-    def end(self, step: Step) -> None:
-        self._watch.end(step)
-        self._holds -= 1
-        if not self._holds:
-            self._watch.over(self)
-
-    def interrupt(self, text: str) -> None:
-        self._stuck(text)
