@@ -18,7 +18,7 @@ from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.addresses import UNIX, written_ip
-from gateway.config import LimitsConfig
+from gateway.config import LimitsConfig, MetricsConfig, OperatorConfig
 from gateway.doorbell import Doorbell
 from gateway.hypercorn import Connection
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
@@ -46,21 +46,11 @@ def operating(gateway: Operated) -> AbstractAsyncContextManager[None]:
 def operating_by(answers: Answers) -> AbstractAsyncContextManager[None]:
     """The same, by whoever has the answers."""
     site, chosen = answers.place, answers.place.config.operator
-    access = Access(chosen)
 
     def listens(port: int) -> None:
         site.operator_port = port
 
-    place = _Place(
-        name="operator plane",
-        section="operator",
-        host=chosen.host,
-        port=chosen.port,
-        unix_mode=int(chosen.unix_mode, 8),
-        demands_token=access.demands_token,
-        listens=listens,
-    )
-    return _offered(_Plane(place, app_of(answers, access), site.limits))
+    return _offered("operator plane", "operator", answers, app_of, chosen, int(chosen.unix_mode, 8), listens)
 
 
 def telling_metrics(gateway: Operated) -> AbstractAsyncContextManager[None]:
@@ -71,24 +61,37 @@ def telling_metrics(gateway: Operated) -> AbstractAsyncContextManager[None]:
 def telling_metrics_by(answers: Answers) -> AbstractAsyncContextManager[None]:
     """The same, by whoever has the answers."""
     site, chosen = answers.place, answers.place.config.metrics
-    access = Access(chosen)
 
     def listens(port: int) -> None:
         site.metrics_port = port
 
+    return _offered("metrics listener", "metrics", answers, metrics_app, chosen, 0, listens)
+
+
+def _offered(
+    name: str,
+    section: str,
+    answers: Answers,
+    app: Callable[[Answers, Access], ASGIApp],
+    chosen: OperatorConfig | MetricsConfig,
+    unix_mode: int,
+    listens: Callable[[int], None],
+) -> AbstractAsyncContextManager[None]:
+    access = Access(chosen)
     place = _Place(
-        name="metrics listener",
-        section="metrics",
+        name=name,
+        section=section,
         host=chosen.host,
         port=chosen.port,
+        unix_mode=unix_mode,
         demands_token=access.demands_token,
         listens=listens,
     )
-    return _offered(_Plane(place, metrics_app(answers, access), site.limits))
+    return _running(_Plane(place, app(answers, access), answers.place.limits))
 
 
 @asynccontextmanager
-async def _offered(plane: _Plane) -> AsyncIterator[None]:
+async def _running(plane: _Plane) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         await nursery.start(plane.run)
         yield
@@ -135,7 +138,7 @@ class _Place:
     section: str
     host: str | tuple[str, ...]
     port: int
-    unix_mode: int = 0
+    unix_mode: int
     demands_token: bool
     listens: Callable[[int], None]
     """Told the port where it listens; 0 where it does not."""
