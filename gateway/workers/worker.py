@@ -160,6 +160,11 @@ class Worker:
         return self._model
 
     @property
+    def in_processes(self) -> bool:
+        """True while it is loaded, and runs in processes of its own."""
+        return hasattr(self._model, "__model_instances__")
+
+    @property
     def body_memory(self) -> Any:
         """Where whole bodies for the model are best received, a BodyMemory; None: anywhere."""
         return getattr(self._model, "__model_bodies__", None)

@@ -18,7 +18,9 @@ from gateway.config import Config, ListenConfig, ModelConfig, RestartConfig
 from gateway.config.problem import ConfigError
 from gateway.errors import ModelGivenUp
 from gateway.gateway import Gateway
+from gateway.testing import in_memory_processes
 from gateway.workers.states import State
+from gateway.workers.supervisor import Supervisor
 from gateway.workers.worker import Worker
 from models.spec import Model, ModelSpec, Restart, RestartPolicy
 from tests.gateway.promises import WIRE, WIRES, House, Probe, answering, pausing, serving, silent
@@ -106,6 +108,20 @@ async def test_a_temporary_model_that_does_not_load_is_not_tried_again(autojump_
         await trio.sleep(100)
         status = house.gateway.models["probe"]
         assert (loader.loads, status.state, status.reason) == (1, State.FAILED, "OSError: no weights")
+
+
+async def test_models_in_processes_are_unloaded_side_by_side(autojump_clock: MockClock) -> None:
+    loader = Loader(Probe(silent))
+    there = [in_memory_processes(loader.spec("json-http1", name)) for name in ("a", "b", "c")]
+    supervisor = Supervisor([spec for spec, _ in there])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(supervisor.run)
+        for _, processes in there:
+            processes.last[0].stop()  # it answers nothing, and is killed after some seconds
+        began = trio.current_time()
+        await supervisor.stop()
+        assert trio.current_time() - began < 5
+    assert not any(processes.last[0].alive for _, processes in there)
 
 
 async def test_chance_takes_a_share_off_the_wait_and_a_seed_repeats_it(mock_clock: MockClock) -> None:
