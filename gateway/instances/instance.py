@@ -261,7 +261,8 @@ class Instance:
         return None
 
     async def _hear_out(self) -> None:
-        """Reads what it says to the last, and tells what it logs: it could not end while its words find no room."""
+        """Reads what it says while it leaves, to the last, and tells what it logs: by then nobody else reads. What `load()`
+        logs as it ends comes now, and a process whose last words find no room in the socket does not end by itself."""
 
         def take(message: Message) -> None:
             if type(message) is Log:
