@@ -75,11 +75,13 @@ class RaisedThere(Exception):
 class _Call:
     """One session that is open in the instance."""
 
-    __slots__ = ("ended", "headed", "holder", "id", "kept", "line", "lost", "replaced", "scope", "stuck")
+    __slots__ = ("ended", "headed", "holder", "id", "kept", "line", "lingers", "lost", "replaced", "scope", "stuck")
 
     def __init__(self, line: SessionLine, id: str) -> None:
         self.line, self.id = line, id
         self.ended: Ended | None = None
+        self.lingers = False
+        """True while it has ended, and threads of it still run there."""
         self.headed = self.lost = self.stuck = self.replaced = False
         self.scope = trio.CancelScope()
         """Around whoever hands its messages on."""
@@ -90,6 +92,11 @@ class _Call:
     def keep(self) -> None:
         self.kept = True
         self.holder.hold()
+
+    @property
+    def left(self) -> bool:
+        """True if anything of it is left there."""
+        return self.ended is None or self.lingers
 
     def over(self) -> None:
         self.line.end(over=True)
@@ -336,15 +343,9 @@ class Instance:
             case PromptTokens():
                 self._call(message.session).line.take_aside(message)
             case Ended():
-                call = self._call(message.session)
-                call.ended = message
-                if call.kept:
-                    del self._calls[message.session]
-                    self._tell_raised(call, message)
-                call.over()
-                self._left.ring()
+                self._ended(self._call(message.session, left=not message.lingers), message)
             case Stuck():
-                self._stuck(self._call(message.session), message)
+                self._stuck(self._call(message.session, left=True), message)
             case Loaded():
                 if self.loaded is not None:
                     raise ValueError("it was loaded before")
@@ -365,17 +366,32 @@ class Instance:
             case _:
                 raise ValueError(f"{type(message).__name__} is not for an instance to say")
 
-    def _call(self, session: int) -> _Call:
+    def _call(self, session: int, *, left: bool = False) -> _Call:
+        """The session; with `left`, also one that lingers."""
         call = self._calls.get(session)
-        if call is None or call.ended is not None:
+        if call is None or not (call.left if left else call.ended is None):
             raise ValueError(f"session {session} is not open")
         return call
+
+    def _ended(self, call: _Call, ended: Ended) -> None:
+        if call.ended is None:
+            call.ended = ended
+            if call.kept:
+                self._tell_raised(call, ended)
+        call.lingers = ended.lingers
+        if call.lingers:
+            call.line.end(over=True)
+            return
+        if call.kept:
+            del self._calls[ended.session]
+        call.over()
+        self._left.ring()
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     async def call(self, session: Session[Any, Any], first: Any = None) -> None:
         """Runs the model for one session, of which `first` was received already. Where it is cancelled the model is told,
-        and the session's place is kept until it has ended there."""
+        and the session's place is kept until it has ended there, with its threads."""
         if self._lost:
             raise self._worker_lost()
         number = self.next_number()
@@ -406,6 +422,8 @@ class Instance:
                 call.keep()
                 if self._stop_within and self._nursery is not None:
                     self._nursery.start_soon(self._ladder, number)
+            elif call.lingers and not self._lost:
+                call.keep()
             else:
                 del self._calls[number]
                 self._left.ring()
@@ -506,7 +524,7 @@ class Instance:
     # -- what is stuck ----------------------------------------------------------------------------------------------
 
     def _stuck(self, call: _Call, said: Stuck) -> None:
-        replaced = sum(one.replaced and one.ended is None for one in self._calls.values())
+        replaced = sum(one.replaced and one.left for one in self._calls.values())
         if call.stuck or not (self._load.step_timeout if said.step else self._load.stop_within):
             raise ValueError(f"session {said.session} cannot be stuck")
         if said.replaced and replaced >= self._load.stuck_limit:
@@ -519,7 +537,7 @@ class Instance:
     def go_on(self) -> None:
         """No other takes its place after all."""
         self.worn = ""
-        if any(call.stuck and not call.replaced and call.ended is None for call in self._calls.values()):
+        if any(call.stuck and not call.replaced and call.left for call in self._calls.values()):
             self._wear()
 
     def _wear(self) -> None:

@@ -341,6 +341,8 @@ class Ended(_Message, frozen=True, tag=31):
     status: int = 0
     trace: str = ""
     tokens: tuple[int, int, int | None] | None = None
+    lingers: bool = False
+    """Threads of it still run. When they have returned, another one says so."""
 
 
 @final

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn, final
 
+import msgspec
 import trio
 
 from gateway.instances.messages import Ended, Load, Message, Stuck
@@ -162,10 +163,14 @@ class SessionSteps(StepHolder):
         return BackgroundSteps(self._watch, stuck)
 
     def end_with(self, ended: Ended) -> None:
-        """The model has returned from the session, or raised."""
-        self._ended = ended
+        """The model has returned from the session, or raised. If somebody waits for that, the gateway is told at once, and
+        again when its steps have returned."""
         if self._holds:
             self._watch.stop(self)
+            if ended.kind != "cancelled":
+                self._watch.post(msgspec.structs.replace(ended, lingers=True))
+                ended = Ended(self.number)
+        self._ended = ended
         self._look()
 
     def _look(self) -> None:

@@ -37,7 +37,7 @@ from gateway.instances.messages import (
 )
 from gateway.instances.pipe import BrokenPipe, Pipe
 from gateway.instances.trio_child import TrioChild
-from models.blocking import StepCancelled, in_thread, run_step, step_holder
+from models.blocking import StepCancelled, in_thread, run_step, running_loop, start_thread, step_holder
 from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, Part, Prompt, Token
 from tests.gateway.instances.sides import PATIENCE, Side, cancelled, child, opened, streams
@@ -376,6 +376,27 @@ async def test_a_session_is_over_when_its_last_step_has_returned(child: Make) ->
         assert await side.hear() == Pong(2), "it has not ended"
         go.set()
         assert await side.hear() == cancelled(1)
+
+
+async def test_the_answer_of_a_model_that_leaves_a_thread_behind_is_complete_before_that_returns(child: Make) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def step() -> None:
+        began.set()
+        go.wait(PATIENCE)
+
+    async def model(session: Sess) -> None:
+        holder, loop = step_holder(), running_loop()
+        holder.hold()
+        start_thread(step, lambda _: loop.call_soon(holder.release))
+
+    async with child(model) as side:
+        await side.say(opened(1))
+        assert await side.hear() == Ended(1, lingers=True)
+        await side.say(Ping(1))
+        assert await side.hear() == Pong(1), "the thread runs still"
+        go.set()
+        assert await side.hear() == Ended(1)
 
 
 async def test_what_holds_it_later_ends_it_no_second_time(child: Make) -> None:

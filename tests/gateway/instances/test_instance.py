@@ -619,6 +619,43 @@ async def test_it_cannot_have_more_replaced_than_may_be(said: list[Message], aut
         assert "what it said is no message" in str(await house.end())
 
 
+@pytest.mark.parametrize("ends", ["returns", "dies"])
+async def test_a_session_that_has_ended_keeps_its_place_until_its_threads_have_returned(
+    ends: str, autojump_clock: MockClock
+) -> None:
+    place = Told()
+    set_step_holder(place)
+    async with instance(**LIMITS, stuck_limit=1) as house:
+        exchange, _ = await begun(house)
+        await house.side.give(1, part(1))
+        await house.side.say(Ended(1, lingers=True))
+        assert await exchange.end() is None
+        assert (exchange.client.log, place.holds, house.instance.sessions) == ([part(1)], 1, 1)
+        await house.side.say(Stuck(1, False, "in a step", True))
+        await wait_all_tasks_blocked()
+        assert place.said == [(False, "in a step", True)]
+        if ends == "returns":
+            await house.side.say(Ended(1))
+            await wait_all_tasks_blocked()
+            assert house.error is None
+        else:
+            house.process.end(Exit(signal=9))
+            await house.end()
+        assert (place.holds, house.instance.sessions) == (0, 0)
+
+
+@pytest.mark.parametrize("said", [Ended(1, lingers=True), part(1), Credit(1, 0, 0), EndOfInput(1)])
+async def test_such_a_session_says_nothing_else(said: Any, autojump_clock: MockClock) -> None:
+    async with instance(**LIMITS) as house:
+        await begun(house)
+        await house.side.say(Ended(1, lingers=True))
+        if isinstance(said, Part):
+            await house.side.give(1, said)
+        else:
+            await house.side.say(said)
+        assert "what it said is no message" in str(await house.end())
+
+
 async def test_what_is_stuck_there_is_told_to_its_place(autojump_clock: MockClock) -> None:
     place = Told()
     set_step_holder(place)

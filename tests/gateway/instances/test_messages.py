@@ -117,6 +117,7 @@ EVERY: tuple[Message, ...] = (
     PromptTokens(1, None),
     PromptTokens(1, 3),
     Ended(1),
+    Ended(1, lingers=True),
     Ended(1, "error", "no", "Code", 409),
     Ended(1, "context", tokens=(4, 2, None)),
     Stuck(1, True, "File", False),

@@ -18,7 +18,7 @@ from gateway import client
 from gateway.catalog.factories import load_spec
 from gateway.config import Config, ModelConfig
 from gateway.config.load import load
-from gateway.testing import memory_gateway
+from gateway.testing import in_memory_processes, memory_gateway
 from gateway.workers.states import State
 from gateway.workers.stop_times import BOUNDS, StopTimes
 from gateway.workers.stuck import StuckWatch
@@ -344,6 +344,34 @@ async def test_how_long_a_model_takes_to_stop_counts_its_last_step_and_its_deadl
         assert worker.stopping.times.count == 1
         assert worker.stopping.longest >= 20
         assert worker.stopping.breaches == 0  # nothing was promised
+
+
+@pytest.mark.parametrize("place", ["here", "there"])
+async def test_an_answer_that_is_complete_stays_so_whatever_thread_its_model_has_left_behind(
+    place: str, gates: Gates, mock_clock: MockClock
+) -> None:
+    left = trio.Event()
+
+    async def leaves(session: Session[InferRequest, InferResponse]) -> None:
+        request = await session.receive()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_step, gates.block_here)
+            await gates.wait_entered()
+            nursery.cancel_scope.cancel()
+        await session.send(InferResponse(outputs=request.inputs))
+        left.set()
+
+    spec = spec_of(leaves, "m", capacity=3, stop_within=1)
+    async with serving(spec if place == "here" else in_memory_processes(spec)[0]) as house:
+        worker = worker_of(house)
+        line = await begin(house, 1)
+        await left.wait()
+        await passes(mock_clock, 3)
+        assert (await answer(line))[0] == 200
+        assert (worker.stuck.now, worker.slots.in_use) == (1, 1)
+        gates.leave.set()
+        await returned(worker)
+        assert house.endings == {"complete": 1}
 
 
 class Elsewhere:
