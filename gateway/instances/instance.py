@@ -140,6 +140,37 @@ class _Questions:
 
 
 @final
+class _Pings:
+    """Whether its loop runs."""
+
+    def __init__(self) -> None:
+        self._asked = self._answered = 0
+        self._heard = trio.lowlevel.ParkingLot()
+
+    async def are_answered(self, pipe: Pipe, seconds: float) -> bool:
+        """True if one is answered within that time; later, where anything else comes meanwhile: it may be behind that."""
+        self._asked += 1
+        number, reads = self._asked, -1
+        pipe.post(Ping(number))
+        while reads < pipe.reads:
+            reads = pipe.reads
+            with trio.move_on_after(seconds):
+                while self._answered < number:
+                    await self._heard.park()
+                return True
+        return False
+
+    def answered(self, number: int) -> None:
+        """This one was."""
+        self._answered = number
+        self.wake()
+
+    def wake(self) -> None:
+        """Has those that wait look again."""
+        self._heard.unpark_all()
+
+
+@final
 class Instance:
     """A process with the model, from its start to its end."""
 
@@ -163,9 +194,7 @@ class Instance:
         self._next = 1
         self._questions = _Questions()
         self._formatted = set[int]()  # the requests that its formatters have to do with
-        self._answered = trio.lowlevel.ParkingLot()  # a ping
-        self._pongs = 0
-        self._pinged = 0
+        self._pings = _Pings()
         self._killed = ""
         self._failed: Failed | None = None
         self._error: Exception | None = None
@@ -319,7 +348,7 @@ class Instance:
                 del self._calls[number]
             call.over()
         self._questions.lose()
-        self._answered.unpark_all()
+        self._pings.wake()
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
@@ -356,8 +385,7 @@ class Instance:
             case Hello() | Described():
                 pass  # as before, or else what it says next cannot be read
             case Pong():
-                self._pongs = message.number
-                self._answered.unpark_all()
+                self._pings.answered(message.number)
             case Returned():
                 self._questions.take(message)
             case Log():
@@ -570,28 +598,15 @@ class Instance:
 
     # -- loops that do not answer ------------------------------------------------------------------------------------
 
-    async def _runs(self, seconds: float) -> bool:
-        """True if its loop answers within that time; later, where anything else comes meanwhile: it may be behind that."""
-        self._pinged += 1
-        number, reads = self._pinged, -1
-        self._pipe.post(Ping(number))
-        while reads < self._pipe.reads:
-            reads = self._pipe.reads
-            with trio.move_on_after(seconds):
-                while self._pongs < number:
-                    await self._answered.park()
-                return True
-        return False
-
     async def _ladder(self, number: int) -> None:
         """A session was cancelled: where it has not ended in time, because the whole process is stuck, it is killed."""
         await trio.sleep(self._stop_within)
-        if number in self._calls and not await self._runs(_ANSWERS) and number in self._calls:
+        if number in self._calls and not await self._pings.are_answered(self._pipe, _ANSWERS) and number in self._calls:
             self._kill(f"a session had not stopped {self._stop_within:g} s after its end (models.{self.name}.stop_within)")
 
     async def _watch_loop(self) -> None:
         while True:
-            if self.ready and not await self._runs(self._hang_timeout):
+            if self.ready and not await self._pings.are_answered(self._pipe, self._hang_timeout):
                 self._kill(f"its loop was silent for {self._hang_timeout:g} s (models.{self.name}.process.hang_timeout)")
             await trio.sleep(self._hang_timeout / 4)
 
