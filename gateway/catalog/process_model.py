@@ -686,7 +686,7 @@ class Instances:
         return known
 
     def __model_formatting__(self, id: str) -> InstanceFormatting:
-        """What a request of this id is read and written by, where the model has formatters. By a name as above."""
+        """The formatters for a request of this id, if the model has some. By a name as above."""
         return InstanceFormatting(self._chosen(None), id, writes=self._spec.output_formatter is not None)
 
     async def _ask(self, function: str, argument: Any) -> Any:

@@ -152,7 +152,7 @@ def reload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, patienc
 @click.pass_obj
 def restart(given: CommandLine, /, name: str, instance: int, as_json: bool, **where: Any) -> NoReturn:
     """Put a new process in the place of one that a model runs in. Returns when the new one takes calls; calls of the old one
-    have the server's `repository.unload_timeout` to end. Where the new one cannot be started, the old one goes on."""
+    have the server's `repository.unload_timeout` to end. If the new one cannot be started, the old one goes on."""
     _change(given, where, f"instances/{instance}/restart", [name], as_json, {})
 
 

@@ -17,7 +17,7 @@ _FORMS = frozenset(form.value for form in lmi.Formatter)
 
 @final
 class JSONBounds(NamedTuple):
-    """What JSON may have that a formatter reads: `limits.json_depth`, `json_containers` and `json_values`."""
+    """The limits of JSON that a formatter reads: `limits.json_depth`, `json_containers` and `json_values`."""
 
     depth: int
     containers: int
@@ -26,11 +26,11 @@ class JSONBounds(NamedTuple):
 
 @final
 class Formatting:
-    """What the author's functions make of one request and of its answer. The same object that the input formatter has made
+    """One request and its answer, read and written by the author's functions. The object that the input formatter has made
     is there for the output formatter."""
 
     def __init__(self, id: str, reads: InputFormatter | None, writes: OutputFormatter | None) -> None:
-        """`id` is the request's. Of a model without an input formatter, `take` has what was asked."""
+        """`id` is the request's. If the model has no input formatter, `take` has the request."""
         self._id, self._reads, self._writer = id, reads, writes
         self._output: TextGenerationOutput
 

@@ -107,7 +107,7 @@ class _Call:
 
 @final
 class _Questions:
-    """What an instance was asked, and has not answered yet."""
+    """The questions that an instance has not answered yet."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Doorbell, list[Returned]]] = {}
@@ -141,7 +141,7 @@ class _Questions:
 
 @final
 class _Pings:
-    """Whether its loop runs."""
+    """Pings, which tell if the loop of an instance runs."""
 
     def __init__(self) -> None:
         self._asked = self._answered = 0
@@ -297,8 +297,8 @@ class Instance:
         return None
 
     async def _hear_out(self) -> None:
-        """Reads what it says while it leaves, to the last, and tells what it logs: by then nobody else reads. What `load()`
-        logs as it ends comes now, and a process whose last words find no room in the socket does not end by itself."""
+        """Reads what it says while it leaves, to the last, and tells what it logs: by then nobody else reads. The log of
+        `load()` as it ends comes now, and a process whose last words find no room in the socket does not end by itself."""
 
         def take(message: Message) -> None:
             if type(message) is Log:
@@ -513,7 +513,7 @@ class Instance:
         return await self.asked(Ask(self.next_number(), function, argument))
 
     async def asked(self, message: Ask | ReadInput | Write) -> Any:
-        """The same, of any question."""
+        """Asks any question, as `ask` does."""
         returned = await self._questions.ask(message, self._pipe.post)
         if returned is None:
             raise self._worker_lost()

@@ -87,7 +87,7 @@ class Described(_Message, frozen=True, tag=2):
 
     fields: dict[str, Any]
     input_formatter: bool
-    """Whether there is one."""
+    """True if the model has one."""
     output_formatter: bool = False
 
 
@@ -161,7 +161,7 @@ class Returned(_Message, frozen=True, tag=10):
 @final
 class ReadInput(_Message, frozen=True, tag=12):
     """Calls the input formatter with a request, for a `Returned` with the request of the schema that it makes of it, and
-    whether the author's code writes the answer. What it has made stays there by this number until `Forget`."""
+    whether the author's code writes the answer. The result stays there by this number until `Forget`."""
 
     number: int
     id: str
@@ -174,7 +174,7 @@ class ReadInput(_Message, frozen=True, tag=12):
 
 @final
 class GivenInput(_Message, frozen=True, tag=13):
-    """The same for a request that no input formatter has read, without an answer."""
+    """Has a request stay there, likewise, that no input formatter has read. Without an answer."""
 
     number: int
     id: str
@@ -342,7 +342,7 @@ class Ended(_Message, frozen=True, tag=31):
     trace: str = ""
     tokens: tuple[int, int, int | None] | None = None
     lingers: bool = False
-    """Threads of it still run. When they have returned, another one says so."""
+    """Threads of it still run. Another one follows when they have returned."""
 
 
 @final

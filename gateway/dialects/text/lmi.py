@@ -117,7 +117,7 @@ class LMIDialect:
             body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
             answer.respond(e.status, [JSON, *lmi.response_headers()], body_of, ending=Ending.REFUSED)
             return
-        except WorkerLost:  # of what its process was reading
+        except WorkerLost:  # while its process was reading the request
             if worker.successor is None:
                 raise
         if formatting is not None and worker.successor is not None:  # it was replaced meanwhile: the new one reads it

@@ -46,7 +46,7 @@ _in_processes = False
 
 @pytest.fixture(autouse=True, params=["here", "there"])
 def place(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where the models of a test run: each story is told of both."""
+    """Each story is told of models here and in processes."""
     global _in_processes
     _in_processes = request.param == "there"
     yield request.param
@@ -594,6 +594,7 @@ async def test_a_formatter_that_hangs_holds_neither_its_client_nor_other_models(
             assert house.endings == {"complete": 1, "cancelled-by-client": many}
         finally:
             let_go.set()
+        await thread_back(house)
 
 
 @pytest.mark.parametrize("kind", KINDS)
