@@ -133,7 +133,7 @@ _ERRORS = {
     403: "A browser's page of another site may have made the request.",
     404: "There is no such model, process, stream or incident.",
     408: "The body did not come.",
-    409: "The model, or its process, is on its way in or out, or the model has none; the stream's answer is complete already.",
+    409: "The model or its process is on its way in or out, or the model has none; the stream's answer is complete already.",
     413: "The body is larger than 64 KiB.",
     500: "The model's own code failed, or the server did.",
     503: "Not now: it may be tried again.",
