@@ -297,19 +297,6 @@ class HTTP2Connection(FrameReader):
         found = self._streams.get(stream)
         return 0 if found is None else found.queue.nbytes + found.queue.leaving
 
-    def received(self, stream: int) -> tuple[int, int]:
-        """Bytes of the stream that its consumer has not taken, and those that its window lets the peer send in all."""
-        found = self._streams.get(stream)
-        return (0, 0) if found is None else (found.window.unread, found.window.granted)
-
-    def window(self, stream: int) -> tuple[int, int]:
-        """Bytes that the peer lets us send on the stream now, and those that its SETTINGS let a stream begin with."""
-        found = self._streams.get(stream)
-        if found is None:
-            return 0, 0
-        own, shared = found.library.outbound_flow_control_window, self._h2.outbound_flow_control_window
-        return max(0, min(own, shared)), self._h2.remote_settings.initial_window_size
-
     def leaving(self, stream: int) -> int:
         """The bytes of the stream's payload that `data_to_send` has handed out and that are not written yet."""
         found = self._streams.get(stream)

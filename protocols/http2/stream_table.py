@@ -76,6 +76,20 @@ class StreamTable:
         """The bytes in Data events, given out or pending, that have not been credited."""
         return self._windows.unread
 
+    def received(self, stream: int) -> tuple[int, int]:
+        """Bytes of the stream that its consumer has not taken, and those that its window lets the peer send in all."""
+        found = self._streams.get(stream)
+        return (0, 0) if found is None else (found.window.unread, found.window.granted)
+
+    def window(self, stream: int) -> tuple[int, int]:
+        """How many bytes the peer lets us send on the stream now, by its window and the connection's, and with how many its
+        SETTINGS let a stream begin."""
+        found = self._streams.get(stream)
+        if found is None:
+            return 0, 0
+        own, shared = found.library.outbound_flow_control_window, self._h2.outbound_flow_control_window
+        return max(0, min(own, shared)), self._h2.remote_settings.initial_window_size
+
     def windows(self) -> dict[int, Ledger]:
         """The receive windows of all streams that are not forgotten, and the connection's as number 0. For each,
         `ledger.available == ledger.library` must hold."""
