@@ -58,7 +58,7 @@ class ParentAnswers:
         self._beside: list[Callable[[], Awaitable[None]]] = []
         self._began = time.monotonic()
         self._figures: dict[FrontLink, StatsView] = {}  # the last of each front
-        self._figures_before: list[StatsView] = []  # of those that are gone, added: one, or none
+        self._figures_before: list[StatsView] = []  # the sum of those that are gone: one, or none
         self._readers = 0
         self._reloading = trio.Lock()
         self.begin_drain, self.reported = parent.begin_drain, parent.reported
@@ -87,7 +87,7 @@ class ParentAnswers:
             for look in self._beside:
                 try:
                     await look()
-                except Exception:  # of ours: the server goes on
+                except Exception:  # a mistake of ours: the server goes on
                     log.exception("a look at the fronts failed")
 
     def operate(self) -> None:
@@ -220,7 +220,7 @@ class ParentAnswers:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def streams(self, query: StreamQuery) -> StreamsView:
-        """What is live in all fronts, of that what is asked for."""
+        """The live streams of all fronts that are asked for."""
         told: list[StreamsView] = list((await self._ask_all("streams", StreamsView, query)).values())
         endings = Counter[str]()
         for view in told:
@@ -274,7 +274,7 @@ class ParentAnswers:
         return sorted(incidents_of_all(view for views in told for view in views), key=lambda view: -view.last)
 
     async def incidents(self) -> IncidentsView:
-        """What models and fronts have raised, of the fronts that are there."""
+        """The incidents of the fronts that are there."""
         kept = (await self._incidents())[:GROUPS]
         return IncidentsView(incidents=[msgspec.structs.replace(view, traceback=UNSET) for view in kept])
 
@@ -297,7 +297,7 @@ class ParentAnswers:
 
 
 def _fits(link: FrontLink, view: StatsView) -> bool:
-    """Whether these are figures; a front that has told others is ended."""
+    """True if these are figures; a front that has told others is ended."""
     try:
         check(view)
     except ValueError as e:

@@ -17,7 +17,7 @@ EVERY = 2
 """Seconds between two points."""
 KEPT_POINTS = 300
 KEPT_MODELS = 64
-"""Of each point: those with most streams that are over. A model takes 180 KB at most, if all its points differ."""
+"""Models in each point: those with most streams that are over. A model takes 180 KB at most, if all its points differ."""
 _RECENT = 0.9  # seconds, so that who asks each second has new ones
 LONGEST = EVERY * KEPT_POINTS
 """Seconds that can be asked for."""
@@ -38,7 +38,7 @@ class ModelPoint(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class PointView(msgspec.Struct, kw_only=True, frozen=True):
-    """The figures at one moment. What grows is a counter."""
+    """The figures at one moment. Figures that grow are counters."""
 
     at: float
     """Seconds since 1970."""
@@ -75,7 +75,8 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
 @final
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A point as it is kept: its JSON without the models, and theirs. What has not changed is one object in many points."""
+    """A point as it is kept: its JSON without the models, and theirs. Figures that have not changed are one
+    object in many points."""
 
     at: float
     head: bytes

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from gateway.workers.worker import Worker
 
 KEPT_CHANGES = 50
-"""Of each model."""
+"""Changes of each model."""
 _MODELS = 256  # that are remembered: the one that has been quiet for longest is forgotten
 
 
@@ -25,14 +25,14 @@ class ChangeView(msgspec.Struct, kw_only=True, frozen=True):
     state: str
     version: str
     reason: str
-    """What went wrong before; empty where nothing has."""
+    """The failure before it; empty where there was none."""
     front: int | UnsetType = UNSET
     """The process, where there are several."""
 
 
 @final
 class StateChanges:
-    """What workers have told of themselves since this was made."""
+    """The changes that workers have told since this was made."""
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         """`workers` are there already."""

@@ -32,7 +32,7 @@ class HistogramView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ModelStats(msgspec.Struct, kw_only=True, frozen=True):
-    """What became of a model's streams, on all wires. Counters; all but `endings`, `duration` and `gap` have live ones so
+    """A model's streams, on all wires. Counters; all but `endings`, `duration` and `gap` have live ones so
     far."""
 
     endings: dict[str, int]
@@ -58,7 +58,7 @@ class PeerView(msgspec.Struct, kw_only=True, frozen=True):
     room: float
     """Seconds for which they have waited for it to read, all together."""
     input: float
-    """The same, for it to send."""
+    """Seconds for which they have waited for it to send."""
     slots: int
     """Slots that are held now by those that wait for it to read."""
 
@@ -67,7 +67,7 @@ class MemoryView(msgspec.Struct, kw_only=True, frozen=True):
     """Bytes."""
 
     used: int
-    """Of the byte budget."""
+    """Bytes of the byte budget that are in use."""
     limit: int
     """The byte budget: limits.total_bytes."""
     refuse: int
@@ -75,11 +75,11 @@ class MemoryView(msgspec.Struct, kw_only=True, frozen=True):
     reset: int
     """Above this the stream that holds most is ended: limits.memory_reset."""
     held: dict[str, int]
-    """What exchanges hold, by hop: received, bodies, assembling, send, large."""
+    """Bytes that exchanges hold, by hop: received, bodies, assembling, send, large."""
     process: int
     """The memory of the server's processes; 0 where the system does not tell."""
     process_limit: int
-    """What the machine, or the control group, lets them have."""
+    """The memory that the machine, or the control group, lets them have."""
 
 
 class BoundsView(msgspec.Struct, kw_only=True, frozen=True):
@@ -100,7 +100,7 @@ class StatsView(msgspec.Struct, kw_only=True, frozen=True):
     uptime: float
     """Seconds for which it has served."""
     address: list[str]
-    """Where it listens for clients of models."""
+    """The addresses at which it listens for clients of models."""
     ready: bool
     reasons: list[str]
     """Why it is not ready."""
@@ -118,9 +118,9 @@ class StatsView(msgspec.Struct, kw_only=True, frozen=True):
     peers: list[PeerView]
     """The addresses that live streams have waited for most, five at most."""
     models: dict[str, ModelStats]
-    """Of the configuration by name; the empty name is all others."""
+    """The models of the configuration by name; the empty name is all others."""
     bounds: BoundsView
-    """Of all histograms."""
+    """The bounds of all histograms."""
 
 
 _NO_MEMORY = MemoryView(used=0, limit=0, refuse=0, reset=0, held={}, process=0, process_limit=0)
@@ -207,11 +207,11 @@ def _histogram_view(histograms: Sequence[Histogram]) -> HistogramView:
     return HistogramView(buckets=buckets, seconds=round(sum(histogram.seconds for histogram in histograms), 6))
 
 
-# -- of several gateways
+# -- several gateways
 
 
 def stats_of_all(told: Sequence[StatsView]) -> StatsView:
-    """The figures of several gateways together. What cannot be added is left to the caller: when it is, and of whom."""
+    """The figures of several gateways together. The caller adds the time, the address and the readiness."""
     names = dict.fromkeys(name for view in told for name in view.models)
     peers: dict[str, PeerView] = {}
     for peer in (peer for view in told for peer in view.peers):
@@ -264,7 +264,7 @@ def models_added(several: Sequence[ModelStats]) -> ModelStats:
 
 
 def counters_of(view: StatsView) -> StatsView:
-    """What a gateway that is gone had counted: nothing of it is live, and it holds nothing."""
+    """The counters of a gateway that is gone: nothing of it is live, and it holds nothing."""
     return msgspec.structs.replace(view, live={}, waiting={}, connections={}, memory=_NO_MEMORY, peers=[])
 
 

@@ -34,7 +34,7 @@ _WHY = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be said."""
+    """The sentence, and what it is about."""
 
     kind: str
     """unready, refusing, readers, full, failing, blocked, senders or healthy."""
@@ -73,7 +73,7 @@ def verdict(before: StatsView | None, now: StatsView, models: Sequence[ModelView
 
 @final
 class _Seen:
-    """What has happened between two looks."""
+    """The differences between two looks."""
 
     def __init__(self, before: StatsView | None, now: StatsView, models: Sequence[ModelView]) -> None:
         self._now, self._by_name = now, {model.name: model for model in models}
@@ -106,7 +106,7 @@ class _Seen:
         return why.format(model=model or "a model"), model if "{model}" in why else ""
 
     def share(self, part: str) -> float:
-        """Of all time, what was this part."""
+        """The share of all time that was this part."""
         total = sum(sum(parts.values()) for parts in self.spent.values())
         return sum(parts.get(part, 0.0) for parts in self.spent.values()) / total if total else 0.0
 

@@ -54,7 +54,7 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     instances: tuple[InstanceStatus, ...] | UnsetType = UNSET
     """Of a model that runs in processes."""
     slots_blocked: int | UnsetType = UNSET
-    """Of the slots in use, those whose clients do not read."""
+    """Slots in use whose clients do not read."""
     versions: list[VersionView] | UnsetType = UNSET
     """The one in service first; others are there while it is reloaded, and until their sessions are over."""
     batches: dict[str, int] | UnsetType = UNSET
@@ -78,7 +78,7 @@ class IncidentView(msgspec.Struct, kw_only=True, frozen=True):
     """The number of the first one."""
     type: str
     place: str
-    """Where it was raised, such as `app.py:12 in generate`."""
+    """The place where it was raised, such as `app.py:12 in generate`."""
     model: str
     version: str
     error: str
@@ -89,11 +89,11 @@ class IncidentView(msgspec.Struct, kw_only=True, frozen=True):
     stream: str
     """The id of the last one's stream; empty where it was in none."""
     told: str
-    """What the client of that stream was told."""
+    """The words that the client of that stream was told."""
     numbers: list[str]
     """The incidents that clients were told and the log has, the last ones."""
     traceback: str | UnsetType = UNSET
-    """Of the first one, where it is asked for alone; empty with operator.tracebacks = false."""
+    """The traceback of the first one, where it is asked for alone; empty with operator.tracebacks = false."""
 
 
 def view_of_incident(group: IncidentGroup, *, whole: bool = False) -> IncidentView:
@@ -207,7 +207,7 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     first: float | None
     """Seconds from its head until the first item had left; null where none has."""
     hops: list[HopView] | UnsetType = UNSET
-    """Where its bytes are while it is live, from the model to the client; each wire has some of these places."""
+    """The places of its bytes while it is live, from the model to the client; each wire has some of these places."""
     ending: str | UnsetType = UNSET
     """Once it has ended."""
     incident: str | UnsetType = UNSET
@@ -233,7 +233,7 @@ class Wanted(Protocol):
 
 
 def matches(exchange: Exchange, waiting: str, wanted: Wanted) -> bool:
-    """Whether a live exchange, which waits for that, is asked for."""
+    """True if a live exchange, which waits for that, is asked for."""
     if (wanted.waits_for or waiting) != waiting or (wanted.model or exchange.model) != exchange.model:
         return False
     if not wanted.peer:

@@ -18,7 +18,7 @@ GROUPS = 100
 TRACEBACK = 16 * 1024
 """Bytes of a traceback, at most: the innermost."""
 _NUMBERS = 20  # incidents of a group whose numbers are kept
-_FRAMES = 64  # of each exception
+_FRAMES = 64  # frames of each exception
 _TEXT, _NAME = 300, 200  # characters
 _FRAME = re.compile(r'^[ |]*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
@@ -41,9 +41,9 @@ class IncidentGroup:
         self.numbers = deque[str](maxlen=_NUMBERS)
         """Those that a client was told, or the log has: the last ones."""
         self.version = self.error = self.stream = self.told = ""
-        """Of the last one: the model's version, its type and text, the stream's id, and what its client was told."""
+        """They tell of the last one: the model's version, its type and text, the stream's id, its client's words."""
         self.traceback = text
-        """Of the first one; empty where it is not kept."""
+        """It is that of the first one; empty where it is not kept."""
 
 
 @final
@@ -97,13 +97,13 @@ class Incidents:
 def _said(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # of its author's own code
+    except Exception:  # raised by its author's own code
         text = "(its text cannot be read)"
     return text if getattr(error, "kind_there", "") else f"{type(error).__name__}: {text}"
 
 
 def _place_of(error: BaseException) -> str:
-    """Where it was raised: in a thread, or another process, where its note says."""
+    """The place where it was raised; its note says it for a thread, or another process."""
     for note in reversed(list(_notes(error))):
         if frames := _FRAME.findall(note):
             file, line, name = frames[-1]

@@ -1,4 +1,4 @@
-"""What connections and live exchanges are at one moment: how many, what they wait for, what they hold."""
+"""One look at connections and live exchanges: how many there are, what they wait for, what they hold."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LiveLook:
         held["large"] += large
 
     def see_peer(self, exchange: Exchange) -> None:
-        """Whom one live exchange has waited for, beside what `see` sees of it."""
+        """Adds the client that one live exchange has waited for, beside what `see` sees of it."""
         waits = exchange.waits
         if waits is None:
             return

@@ -1,4 +1,4 @@
-"""What became of exchanges, added up by wire, dialect and model: of those that are over, and of live ones so far."""
+"""Counters of exchanges by wire, dialect and model: of those that are over, and of live ones so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.telemetry.account import PARTS, Account, account_of, account_so_far
 LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Bounds, in seconds, of how long exchanges last, and of when their first item has left."""
 GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Of the time between two items."""
+"""Bounds of the time between two items."""
 _AMOUNTS = ("bytes_in", "bytes_out", "items_in", "items_out")
 
 TallyKey: TypeAlias = tuple[str, str, str]
@@ -28,7 +28,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.endings = dict.fromkeys(Ending, 0)
-        """Of those that are over."""
+        """Endings of those that are over."""
         self.bytes_in = self.bytes_out = self.items_in = self.items_out = 0
         self.spent = dict.fromkeys(PARTS, 0.0)
         self.duration, self.first, self.gap = Histogram(LONG), Histogram(LONG), Histogram(GAPS)
@@ -37,7 +37,7 @@ class Tally:
 
 @final
 class _Counted:
-    """What is counted already of an exchange that was live when somebody looked."""
+    """The figures that are counted already of an exchange that was live when somebody looked."""
 
     __slots__ = ("first", *_AMOUNTS, *PARTS)
 
@@ -51,7 +51,7 @@ class _Counted:
 class Tallies:
     """Counts each exchange when it is over, and whoever wants to know counts those that are live, as far as they have come.
 
-    Between two looks a live exchange costs nothing. What was counted of it at a look stays counted, where it was counted
+    Between two looks a live exchange costs nothing. The figures counted at a look stay counted, where it was counted
     then: if its model or its dialect turns out later, the rest goes there. So no counter turns back when it ends.
     """
 

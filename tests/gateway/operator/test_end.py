@@ -56,7 +56,7 @@ async def test_a_call_without_an_answer_is_refused_as_retryable(wire: str, autoj
             await ended(house, Operator(house.gateway))
             _, over = await call.rest()
         assert (over.how, over.code) == ("refused", WIRE[wire].code("503"))
-        if not (WIRE[wire].blames or WIRE[wire].grpc):  # whose clients go by the error's name, or its code
+        if not (WIRE[wire].blames or WIRE[wire].grpc):  # their clients go by the error's name, or its code
             assert call.headers[b"retry-after"] == b"1"
         await house.still()
         assert house.endings == {"ended-by-operator": 1}

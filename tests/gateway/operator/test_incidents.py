@@ -1,4 +1,4 @@
-"""What models raise is grouped by type and place, with its traceback and what the client was told, in bounded memory."""
+"""Failures of models are grouped by type and place, with its traceback and what the client was told, in bounded memory."""
 
 from __future__ import annotations
 

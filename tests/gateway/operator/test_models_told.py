@@ -1,4 +1,4 @@
-"""What the plane tells of one model: its changes of state, its versions during a reload, its batches, its blocked slots."""
+"""The plane tells of one model: its changes of state, its versions during a reload, its batches, its blocked slots."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ async def test_they_are_chosen_and_sorted_by_the_server_and_counted_all(autojump
     async with memory_gateway([words, spec_of(wait, capacity=1, queue=8)], NO_PORT) as house:
         operator = Operator(house.gateway)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(house.client().lmi, "x", "words", stream=True))  # whose last token is a moment ago
+            nursery.start_soon(partial(house.client().lmi, "x", "words", stream=True))  # its last token is a moment ago
             await trio.sleep(0.5)
             for _ in range(3):
                 nursery.start_soon(house.client().infer, X, "wait")

@@ -66,7 +66,7 @@ async def test_the_tokens_of_a_stream_that_runs_are_counted(wire: str, autojump_
 
 
 async def load(house: MemoryGateway) -> None:
-    """Of each kind some: streams, a queue, a reader that stops for a while, and a WebSocket."""
+    """Calls of each kind: streams, a queue, a reader that stops for a while, and a WebSocket."""
 
     async def stalled() -> None:
         talk = house.client("http1").about(lmi("x", "flood", stream=True, max_new_tokens=5000))
@@ -94,7 +94,7 @@ async def load(house: MemoryGateway) -> None:
 
 
 async def totals(looks: float) -> Samples:
-    """What is counted at the end of the same load, with a look each so many seconds; no counter has turned back."""
+    """The counters at the end of the same load, with a look each so many seconds; no counter has turned back."""
     async with memory_gateway([words, flood, echo, spec_of(wait, capacity=1, queue=8)], capacity=KiB) as house:
         before = Scrape(house.gateway.registry)
         async with trio.open_nursery() as nursery:
