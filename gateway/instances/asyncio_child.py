@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, final
 
 from gateway.instances.asyncio_loop import AsyncioLoop
 from gateway.instances.asyncio_pipe import AsyncioBell, AsyncioPipe, asyncio_line
-from gateway.instances.child import Child, told, trace_of
+from gateway.instances.child import Child, ChildLink, told, trace_of
+from gateway.instances.links import receive_link
 from gateway.instances.memory import SharedMemory
 from gateway.instances.messages import Ask, Describe, Failed, Loaded, Message, Open, ReadInput
-from models.blocking import set_loop, throw
+from gateway.instances.pipe import SessionLine, give_back_idle
+from models.blocking import running_loop, set_loop, throw
 from models.errors import ModelExit, is_failure
 from models.session import Session
 from models.spec import Model, ModelSpec
+
+log = logging.getLogger("gateway.worker")
 
 _GOODBYE = 3.0  # seconds in which sessions are to end when the gateway has hung up
 
@@ -25,13 +32,15 @@ async def serve_on_asyncio(
     first: Message,
     describe: Callable[[Describe], tuple[ModelSpec | None, Message]],
     memory: SharedMemory | None = None,
+    links: socket.socket | None = None,
 ) -> None:
     """Says what is first, loads the model that it is asked for, and serves until the gateway hangs up. `describe` makes the
-    spec, and what is said of it; it does not err. BrokenPipe where the gateway does not speak as it should."""
+    spec, and what is said of it; it does not err. `links` is where those of other gateways come. BrokenPipe where the
+    gateway does not speak as it should."""
     set_loop(AsyncioLoop())
     pipe = AsyncioPipe(memory)
     pipe.post(first)
-    await AsyncioChild(pipe, ours, describe).run()
+    await AsyncioChild(pipe, ours, describe, links).run()
     if pipe.broken is not None:
         throw(pipe.broken)
 
@@ -58,11 +67,14 @@ class AsyncioChild(Child):
         pipe: AsyncioPipe,
         ours: socket.socket,
         describe: Callable[[Describe], tuple[ModelSpec | None, Message]],
+        links: socket.socket | None = None,
     ) -> None:
+        """`links` is where those of other gateways come; None: there are none."""
         super().__init__(pipe, describe)
-        self._stream, self._socket = pipe, ours
-        self._calls: dict[int, _Call] = {}
+        self._stream, self._socket, self._links = pipe, ours, links
+        self._calls: dict[SessionLine, _Call] = {}
         self._answers = set[asyncio.Task[None]]()
+        self._linked = set[asyncio.Task[None]]()
         self._asked, self._stop = asyncio.Event(), asyncio.Event()
         self._life: asyncio.Task[None] | None = None
 
@@ -83,31 +95,66 @@ class AsyncioChild(Child):
         self._asked.set()
         if self._stopping:
             self._stop.set()
-            if self._life is not None and not self._loaded:  # nobody waits for it any more
+            if self._life is not None and self._said is None:  # nobody waits for it any more
                 self._life.cancel()
 
     async def _sessions(self, model: Model, loaded: Loaded) -> None:
-        self._model = model
+        self._model, loop, links = model, asyncio.get_running_loop(), self._links
+        if links is not None:
+            loop.add_reader(links, self._receive_link, links)
         self._pipe.post(loaded)
         try:
             await self._stop.wait()
         finally:
             self._model = None
-            tasks = [*(call.task for call in self._calls.values()), *self._answers]
-            for session in [*self._calls]:
-                self._cancel(session)
+            if links is not None:
+                loop.remove_reader(links)
+            tasks = [*(call.task for call in self._calls.values()), *self._answers, *self._linked]
+            for line in [*self._calls]:
+                self._cancel(line)
+            for task in self._linked:
+                task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=_GOODBYE)
 
-    def _start_session(self, model: Model, opened: Open) -> None:
-        number = opened.session
-        line = asyncio_line(self._pipe, number)
-        deadline = self._opened(opened, line, asyncio.get_running_loop().time())
-        self._calls[number] = call = _Call()
-        call.task = asyncio.create_task(self._call(model, opened.call, line, deadline))
+    def _receive_link(self, links: socket.socket) -> None:
+        try:
+            link = receive_link(links)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as e:
+            log.error("a link to a front cannot be used", extra={"reason": str(e)})
+            return
+        if link is None:
+            asyncio.get_running_loop().remove_reader(links)
+            return
+        task = asyncio.create_task(self._serve_link(*link))
+        self._linked.add(task)
+        task.add_done_callback(self._linked.discard)
 
-    async def _within(self, number: int, model: Model, session: Session[Any, Any]) -> bool:
-        call = self._calls[number]
+    async def _serve_link(self, end: socket.socket, memory: SharedMemory | None) -> None:
+        """Serves one more gateway, until it hangs up."""
+        pipe, over = AsyncioPipe(memory), asyncio.Event()
+        link = ChildLink(pipe)
+        try:
+            idle = nullcontext() if memory is None else running_loop().beside(partial(give_back_idle, memory.arena))
+            async with idle:
+                await pipe.open(end, partial(self._take, link), over.set)
+                await over.wait()
+            if pipe.broken is not None:
+                log.error("a front is not served any more: %s", pipe.broken)
+        finally:
+            self._unlink(link)
+            pipe.abort()
+
+    def _start_session(self, model: Model, link: ChildLink, opened: Open) -> None:
+        line = asyncio_line(link.pipe, opened.session)
+        deadline = self._opened(link, opened, line, asyncio.get_running_loop().time())
+        self._calls[line] = call = _Call()
+        call.task = asyncio.create_task(self._call(model, link, opened.call, line, deadline))
+
+    async def _within(self, line: SessionLine, model: Model, session: Session[Any, Any]) -> bool:
+        call = self._calls[line]
         call.begun = True
         try:
             if call.cancelled:
@@ -120,17 +167,17 @@ class AsyncioChild(Child):
                 return True
             raise ModelExit(e) from e  # a task that it waited for was cancelled, and by none of us
         finally:
-            del self._calls[number]
+            del self._calls[line]
         return False
 
-    def _cancel(self, session: int) -> None:
-        call = self._calls.get(session)
+    def _cancel(self, line: SessionLine) -> None:
+        call = self._calls.get(line)
         if call is not None and not call.cancelled:
             call.cancelled = True
             if call.begun:  # a task that is cancelled before never runs, and could not say so
                 call.task.cancel()
 
-    def _start_answer(self, ask: Ask | ReadInput) -> None:
-        task = asyncio.create_task(self._answer(ask))
+    def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
+        task = asyncio.create_task(self._answer(link, ask))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)

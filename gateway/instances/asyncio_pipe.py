@@ -70,7 +70,7 @@ class AsyncioPipe(asyncio.Protocol):
         self._frames = Frames()
         self._out: list[bytes] = []
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # before `open`
         self._paused = True  # until there is one
         self._closed = self._loop.create_future()
         self.broken: BrokenPipe | None = None
@@ -101,6 +101,11 @@ class AsyncioPipe(asyncio.Protocol):
         self._transport.close()
         await asyncio.wait([self._closed], timeout=seconds)
         self._transport.abort()
+
+    def abort(self) -> None:
+        """Hangs up at once, where it has begun."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def _flush(self) -> None:
         if not self._paused:

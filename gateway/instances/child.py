@@ -221,19 +221,36 @@ class _LogHandler(logging.Handler):
             self.handleError(record)
 
 
+@final
+class ChildLink:
+    """A gateway that calls the model of this process: the pipe to it, and the sessions that it has opened."""
+
+    __slots__ = ("formatted", "lines", "pipe")
+
+    def __init__(self, pipe: Post) -> None:
+        self.pipe = pipe
+        self.lines: dict[int, SessionLine] = {}
+        self.formatted: dict[int, Formatting] = {}
+
+
 class Child(ABC):
-    """The model of one process, and its sessions: all but how tasks are started and cancelled, which is the loop's."""
+    """The model of one process, and its sessions: all but how tasks are started and cancelled, which is the loop's.
+
+    The gateway that has started the process has the first link: it says what is loaded, hears what is logged, and its end is
+    the end of all. Once the model is loaded others may have links too, each with its own sessions, credit and memory. When
+    one ends, its sessions are cancelled."""
 
     def __init__(self, pipe: Post, describe: Callable[[Describe], tuple[ModelSpec | None, Message]]) -> None:
         """`describe` makes the spec, and what is said of it; it does not err."""
-        self._pipe, self._describe = pipe, describe
+        self._first, self._pipe, self._describe = ChildLink(pipe), pipe, describe
+        self.take: Callable[[Message], None] = partial(self._take, self._first)
+        """One message of whoever has started the process."""
         self._spec: ModelSpec
-        self._lines: dict[int, SessionLine] = {}
-        self._steps: dict[int, SessionSteps] = {}
-        self._formatted: dict[int, Formatting] = {}
+        self._steps: dict[SessionLine, SessionSteps] = {}
         self._model: Model | None = None
         self._loading: Load | None = None
-        self._loaded = self._stopping = False
+        self._said: Loaded | None = None
+        self._stopping = False
         self._watch: StepWatch
 
     async def run(self) -> None:
@@ -269,19 +286,19 @@ class Child(ABC):
         """Says that the model is loaded, runs its sessions until it is to stop, and cancels those that are left."""
 
     @abstractmethod
-    def _start_session(self, model: Model, opened: Open) -> None:
+    def _start_session(self, model: Model, link: ChildLink, opened: Open) -> None:
         """Starts a task for a session's `_call`."""
 
     @abstractmethod
-    async def _within(self, number: int, model: Model, session: Session[Any, Any]) -> bool:
+    async def _within(self, line: SessionLine, model: Model, session: Session[Any, Any]) -> bool:
         """Calls the model for a session. True where `_cancel` has ended it."""
 
     @abstractmethod
-    def _cancel(self, session: int) -> None:
+    def _cancel(self, line: SessionLine) -> None:
         """Cancels a session that is there. Idempotent."""
 
     @abstractmethod
-    def _start_answer(self, ask: Ask | ReadInput) -> None:
+    def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
         """Starts a task for an `_answer`."""
 
     # -- the model ---------------------------------------------------------------------------------------------------
@@ -296,8 +313,7 @@ class Child(ABC):
             self._watch = StepWatch(load, self._pipe.post)
             async with self._spec.load() as model:
                 await warm_up(model, self._spec)
-                loaded = self._loaded_by(model)
-                self._loaded = True
+                self._said = loaded = self._loaded_by(model)
                 try:
                     async with self._watch.watching(), self._giving_back():
                         await self._sessions(model, loaded)
@@ -326,45 +342,59 @@ class Child(ABC):
         own: Callable[[Any], Any] | None = getattr(self._spec, name)
         return getattr(model, name, None) if own is None else own
 
-    def take(self, message: Message) -> None:
-        """One message of the gateway's, which does not err."""
+    def _take(self, link: ChildLink, message: Message) -> None:
+        """One message of a gateway's. ValueError for one that breaks the rules."""
         match message:
             case Credit():
-                if (line := self._lines.get(message.session)) is not None:
+                if (line := link.lines.get(message.session)) is not None:
                     line.take_credit(message)
             case Open():
                 if self._model is not None:
-                    self._start_session(self._model, message)
+                    self._start_session(self._model, link, message)
             case EndOfInput():
-                if (line := self._lines.get(message.session)) is not None:
+                if (line := link.lines.get(message.session)) is not None:
                     line.end(over=False)
             case Cancel():
-                if (line := self._lines.get(message.session)) is not None:
-                    self._cancel(message.session)
-                    self._watch.stop(self._steps[message.session])
-                    line.end(over=True)  # a model that goes on is told when it sends
+                if (line := link.lines.get(message.session)) is not None:
+                    self._end(line)
             case Ping():
-                self._pipe.post(Pong(message.number))
+                link.pipe.post(Pong(message.number))
             case Ask():
                 if self._model is not None:
-                    self._start_answer(message)
+                    self._start_answer(link, message)
             case ReadInput() | GivenInput():
                 if self._model is not None:
-                    self._begin_formatting(message)
+                    self._begin_formatting(link, message)
             case Write():
-                if (formatting := self._formatted.get(message.request)) is not None:
-                    self._format(message, formatting)
+                if (formatting := link.formatted.get(message.request)) is not None:
+                    self._format(link, message, formatting)
             case Forget():
-                self._formatted.pop(message.request, None)
-            case Describe():
+                link.formatted.pop(message.request, None)
+            case Describe() if link is self._first:
                 self._import(message)
-            case Load():
+            case Load() if link is self._first:
                 if not self._stopping:  # it could be imported
                     self._loading = message
                     self._wake()
+            case Load():
+                if self._said is not None:
+                    link.pipe.post(self._said)
             case _:
-                if isinstance(message, ITEMS) and (line := self._lines.get(message.session)) is not None:
+                if isinstance(message, ITEMS) and (line := link.lines.get(message.session)) is not None:
                     line.take_item(message)
+
+    def _end(self, line: SessionLine) -> None:
+        """Nobody wants a session any more."""
+        self._cancel(line)
+        self._watch.stop(self._steps[line])
+        line.end(over=True)  # a model that goes on is told when it sends
+
+    def _unlink(self, link: ChildLink) -> None:
+        """A gateway that has not started the process is gone, with its sessions and its memory."""
+        for line in [*link.lines.values()]:
+            self._end(line)
+        if link.pipe.memory is not None:
+            link.pipe.memory.close()
 
     def _import(self, message: Describe) -> None:
         spec, said = self._describe(message)
@@ -376,20 +406,21 @@ class Child(ABC):
 
     # -- its sessions ------------------------------------------------------------------------------------------------
 
-    def _opened(self, opened: Open, line: SessionLine, now: float) -> float:
+    def _opened(self, link: ChildLink, opened: Open, line: SessionLine, now: float) -> float:
         """A session begins, on this line. Its deadline on the loop's clock."""
-        self._lines[opened.session], self._steps[opened.session] = line, SessionSteps(self._watch, opened.session)
+        link.lines[opened.session] = line
+        self._steps[line] = SessionSteps(self._watch, opened.session, link.pipe.post)
         return math.inf if opened.seconds < 0 else now + opened.seconds
 
-    async def _call(self, model: Model, call: Call, line: SessionLine, deadline: float) -> None:
-        number = line.number
-        steps = self._steps[number]
+    async def _call(self, model: Model, link: ChildLink, call: Call, line: SessionLine, deadline: float) -> None:
+        number, post = line.number, link.pipe.post
+        steps = self._steps[line]
         set_step_holder(steps)
-        channel = _Channel(self._pipe, line)
-        session = _Session(channel, call, deadline, partial(self._tell_prompt_tokens, line))
+        channel = _Channel(link.pipe, line)
+        session = _Session(channel, call, deadline, partial(_tell_prompt_tokens, post, line))
         ended = Ended(number)
         try:
-            if await self._within(number, model, session):
+            if await self._within(line, model, session):
                 ended = Ended(number, "cancelled")
             else:
                 channel.returned()
@@ -399,22 +430,18 @@ class Child(ABC):
                 raise
             ended = ended_by(number, e)
         finally:
-            del self._lines[number], self._steps[number]
+            del link.lines[number], self._steps[line]
             line.end(over=True)
             steps.end_with(ended)
 
-    def _tell_prompt_tokens(self, line: SessionLine, count: int | None) -> None:
-        if not line.over:
-            self._pipe.post(PromptTokens(line.number, None if count is None else int(count)))
-
-    async def _answer(self, ask: Ask | ReadInput) -> None:
+    async def _answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
         try:
-            value = await (self._read_input(ask) if isinstance(ask, ReadInput) else self._ask(ask))
-            self._pipe.post(Returned(ask.number, value, None))
+            value = await (self._read_input(link, ask) if isinstance(ask, ReadInput) else self._ask(ask))
+            link.pipe.post(Returned(ask.number, value, None))
         except BaseException as e:
             if not is_failure(e):
                 raise
-            self._pipe.post(Returned(ask.number, None, ended_by(0, e)))
+            link.pipe.post(Returned(ask.number, None, ended_by(0, e)))
 
     async def _ask(self, ask: Ask) -> Any:
         function = self._function(ask.function, self._model)
@@ -426,29 +453,34 @@ class Child(ABC):
 
     # -- the formatters of its author --------------------------------------------------------------------------------
 
-    def _begin_formatting(self, asked: ReadInput | GivenInput) -> None:
+    def _begin_formatting(self, link: ChildLink, asked: ReadInput | GivenInput) -> None:
         spec = self._spec
-        self._formatted[asked.number] = formatting = Formatting(asked.id, spec.input_formatter, spec.output_formatter)
+        link.formatted[asked.number] = formatting = Formatting(asked.id, spec.input_formatter, spec.output_formatter)
         if isinstance(asked, ReadInput):
-            self._start_answer(asked)
+            self._start_answer(link, asked)
         else:
             formatting.take(TextInput(asked.text, asked.parameters, stream=asked.stream))
 
-    async def _read_input(self, asked: ReadInput) -> Any:
-        formatting = self._formatted.get(asked.number)
+    async def _read_input(self, link: ChildLink, asked: ReadInput) -> Any:
+        formatting = link.formatted.get(asked.number)
         if formatting is None:  # nobody waits for it any more
             return None
         read = partial(formatting.read, asked.content, asked.properties, asked.bounds, asked.model, asked.options)
         return await in_thread(read), formatting.writes
 
-    def _format(self, asked: Write, formatting: Formatting) -> None:
+    def _format(self, link: ChildLink, asked: Write, formatting: Formatting) -> None:
         """Calls the output formatter where the gateway's own process would: on the loop."""
         try:
             data = encoded(Returned(asked.number, formatting.write(asked.tokens), None))
             if len(data) > LARGEST:
                 raise ValueError(f"a text of {len(data)} bytes is more than a model in a process can have, {LARGEST}")
-            self._pipe.post_encoded(data)
+            link.pipe.post_encoded(data)
         except BaseException as e:
             if not is_failure(e):
                 raise
-            self._pipe.post(Returned(asked.number, None, ended_by(0, e)))
+            link.pipe.post(Returned(asked.number, None, ended_by(0, e)))
+
+
+def _tell_prompt_tokens(post: Callable[[Message], None], line: SessionLine, count: int | None) -> None:
+    if not line.over:
+        post(PromptTokens(line.number, None if count is None else int(count)))

@@ -174,10 +174,19 @@ class _Pings:
 class Instance:
     """A process with the model, from its start to its end."""
 
-    def __init__(self, process: Elsewhere, load: Load, *, hang_timeout: float, frames: Frames | None = None) -> None:
+    def __init__(
+        self,
+        process: Elsewhere,
+        load: Load,
+        *,
+        hang_timeout: float,
+        frames: Frames | None = None,
+        ask_to_kill: Callable[[str], None] | None = None,
+    ) -> None:
         """`load` is what it is told to load its model by. `hang_timeout`: seconds that its loop may be silent; 0: as long as
-        it likes. `frames` are of whoever has read what it said before."""
-        self.process, self._load, self._frames = process, load, frames
+        it likes. `frames` are of whoever has read what it said before. `ask_to_kill` tells the owner of a process that is
+        not our own why it is to be killed; None: it is ours."""
+        self.process, self._load, self._frames, self._ask_to_kill = process, load, frames, ask_to_kill
         self.name, self.number = process.plan.name, process.plan.number
         self._hang_timeout, self._stop_within = hang_timeout, load.stop_within
         self.loaded: Loaded | None = None
@@ -186,6 +195,8 @@ class Instance:
         """True while it takes sessions: its owner says so once it is loaded."""
         self.worn = ""
         """Why another is to take its place: more of its sessions are stuck than may be."""
+        self.linked = set[object]()
+        """Others that have links to its process, by what they are called."""
         self._left = Doorbell()  # a session
         self._log_limits = LogLimits(model=self.name)
         self._calls: dict[int, _Call] = {}
@@ -259,7 +270,7 @@ class Instance:
             try:
                 await self._pipe.read(self._take)
             except BrokenPipe as e:
-                self._kill(f"what it said is no message: {e}")
+                self.kill(f"what it said is no message: {e}")
             except trio.BrokenResourceError:
                 pass
             finally:
@@ -285,7 +296,7 @@ class Instance:
                 await stream.send_eof()
             code = await self._ended_within(patience)
             if code is None:
-                self._kill("it did not end")
+                self.kill("it did not end")
                 code = await self._ended_within(_LAST_WORDS)
             # it is read to its end, unless a child of its own has the socket
             nursery.cancel_scope.deadline = trio.current_time() + (_LAST_WORDS if code is not None else 0)
@@ -321,11 +332,21 @@ class Instance:
         line = innermost_line(self.process.tail)
         raise InstanceEnded(f"its process ended ({code}{' at ' if line else ''}{line})")
 
-    def _kill(self, why: str) -> None:
+    def kill(self, why: str) -> None:
+        """Ends it for this reason; where it is not ours, its owner is asked to."""
+        if self._ask_to_kill is not None:
+            self._killed = why
+            self._ask_to_kill(why)
+            return
         if not self._killed:
             self._killed = why
             log.error("instance killed", extra={**self._named, "reason": why})
         self.process.kill()
+
+    def unlinked(self, by: object) -> None:
+        """One of the `linked` has let go of it."""
+        self.linked.discard(by)
+        self._left.ring()
 
     @property
     def _named(self) -> Mapping[str, Any]:
@@ -373,6 +394,8 @@ class Instance:
                 self._call(message.session).line.take_aside(message)
             case Ended():
                 self._ended(self._call(message.session, left=not message.lingers), message)
+            case Stuck(session=0):
+                self._worn_out()
             case Stuck():
                 self._stuck(self._call(message.session, left=True), message)
             case Loaded():
@@ -438,11 +461,11 @@ class Instance:
                         await self._say(call, first)
                 if getattr(session.channel, "exhausted", False):
                     self._pipe.post(EndOfInput(number))
-                    await self._answer(call, session)
+                    await _answer(call, session)
                 else:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._ask, call, session)
-                        await self._answer(call, session)
+                        await _answer(call, session)
                         nursery.cancel_scope.cancel()
         finally:
             if call.ended is None and not call.lost:
@@ -489,25 +512,6 @@ class Instance:
         if not call.line.over:
             self._pipe.post(EndOfInput(call.line.number))
 
-    async def _answer(self, call: _Call, session: Session[Any, Any]) -> None:
-        """Hands the model's messages on, until it says no more."""
-        line, try_send = call.line, getattr(session.channel, "try_send", None)
-        while True:
-            message = line.take_at_once()
-            if message is None:
-                try:
-                    message = await line.receive()
-                except trio.EndOfChannel:
-                    return
-            if type(message) is Head:
-                session.reply = message.fields
-                if message.accepted:
-                    session.accept()
-            elif type(message) is PromptTokens:
-                session.prompt_tokens = message.count
-            elif try_send is None or not try_send(message):
-                await session.send(message)
-
     async def ask(self, function: str, argument: Any) -> Any:
         """What a function of the model's author returns there. Raises what it raises, as a session does."""
         return await self.asked(Ask(self.next_number(), function, argument))
@@ -546,7 +550,7 @@ class Instance:
 
     def broken(self, what: str) -> WorkerLost:
         """Ends it, because it has said what cannot be: the error of whoever was told."""
-        self._kill(f"what it said is no message: {what}")
+        self.kill(f"what it said is no message: {what}")
         return self._worker_lost()
 
     # -- what is stuck ----------------------------------------------------------------------------------------------
@@ -559,8 +563,8 @@ class Instance:
             raise ValueError(f"session {said.session} is replaced beside {replaced} others")
         call.stuck, call.replaced = True, said.replaced
         call.holder.stuck_there(step=said.step, stack=said.stack[-_STACK:], replaced=said.replaced)
-        if not said.replaced and self.ready and not self.worn:
-            self._wear()
+        if not said.replaced:
+            self._worn_out()
 
     def go_on(self) -> None:
         """No other takes its place after all."""
@@ -568,23 +572,30 @@ class Instance:
         if any(call.stuck and not call.replaced and call.left for call in self._calls.values()):
             self._wear()
 
+    def _worn_out(self) -> None:
+        if self.ready and not self.worn:
+            self._wear()
+
     def _wear(self) -> None:
         self.worn = f"more than {self._load.stuck_limit} of its sessions are stuck (models.{self.name}.stuck_limit)"
         self._on_worn()
 
-    def part(self, patience: float) -> None:
-        """Another has its place: it takes no sessions any more, and ends when all are over that are not stuck, or after
-        `patience` seconds. Its model leaves `load()` then; where something is stuck, it is killed."""
+    def part(self, patience: float, then: Callable[[], None] | None = None) -> None:
+        """Another has its place: it takes no sessions any more, and ends when all are over that are not stuck and nobody is
+        linked, or after `patience` seconds. Its model leaves `load()` then; where something is stuck, it is killed. With
+        `then`, that is called instead."""
         if self.ready and self._nursery is not None:
             self.ready = False
-            self._nursery.start_soon(self._part, patience)
+            self._nursery.start_soon(self._part, patience, then)
 
-    async def _part(self, patience: float) -> None:
+    async def _part(self, patience: float, then: Callable[[], None] | None) -> None:
         with trio.move_on_after(patience):
-            while self._formatted or any(not call.stuck for call in self._calls.values()):
+            while self.linked or self._formatted or any(not call.stuck for call in self._calls.values()):
                 await self._left.wait()
-        if any(call.stuck for call in self._calls.values()):
-            self._kill(self.worn)
+        if then is not None:
+            then()
+        elif any(call.stuck for call in self._calls.values()):
+            self.kill(self.worn)
         elif self._nursery is not None:
             self._parted = True
             self._nursery.cancel_scope.cancel()
@@ -602,12 +613,12 @@ class Instance:
         """A session was cancelled: where it has not ended in time, because the whole process is stuck, it is killed."""
         await trio.sleep(self._stop_within)
         if number in self._calls and not await self._pings.are_answered(self._pipe, _ANSWERS) and number in self._calls:
-            self._kill(f"a session had not stopped {self._stop_within:g} s after its end (models.{self.name}.stop_within)")
+            self.kill(f"a session had not stopped {self._stop_within:g} s after its end (models.{self.name}.stop_within)")
 
     async def _watch_loop(self) -> None:
         while True:
             if self.ready and not await self._pings.are_answered(self._pipe, self._hang_timeout):
-                self._kill(f"its loop was silent for {self._hang_timeout:g} s (models.{self.name}.process.hang_timeout)")
+                self.kill(f"its loop was silent for {self._hang_timeout:g} s (models.{self.name}.process.hang_timeout)")
             await trio.sleep(self._hang_timeout / 4)
 
 
@@ -644,3 +655,23 @@ def _raise(ended: Ended) -> None:
 def _noted(error: Exception, trace: str) -> Exception:
     error.add_note(trace)
     return error
+
+
+async def _answer(call: _Call, session: Session[Any, Any]) -> None:
+    """Hands the model's messages on, until it says no more."""
+    line, try_send = call.line, getattr(session.channel, "try_send", None)
+    while True:
+        message = line.take_at_once()
+        if message is None:
+            try:
+                message = await line.receive()
+            except trio.EndOfChannel:
+                return
+        if type(message) is Head:
+            session.reply = message.fields
+            if message.accepted:
+                session.accept()
+        elif type(message) is PromptTokens:
+            session.prompt_tokens = message.count
+        elif try_send is None or not try_send(message):
+            await session.send(message)

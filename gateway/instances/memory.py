@@ -285,8 +285,18 @@ class SharedMemory:
 
     @classmethod
     def of_descriptors(cls, lent: int, *seen: int) -> SharedMemory:
-        """The other side's of these, which are its own from then on."""
-        return cls(Arena(lent), Window(*seen))
+        """The other side's of these, which are its own from then on. OSError or ValueError for what is no such memory, and
+        then they are closed."""
+        try:
+            arena = _opened(Arena, lent)
+            try:
+                return cls(arena, Window(*seen))
+            except BaseException:
+                arena.close()
+                raise
+        except BaseException:
+            _close_all(seen)
+            raise
 
     def attach(self, soon: Soon, tell: Callable[[list[int]], None]) -> None:
         """From now on `tell` is told what this side looks at no more."""

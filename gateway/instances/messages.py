@@ -93,7 +93,8 @@ class Described(_Message, frozen=True, tag=2):
 
 @final
 class Load(_Message, frozen=True, tag=3):
-    """Loads the model, and calls it with its own warm-up. `threads`: blocking steps at once; the others are ModelSpec's."""
+    """Loads the model, and calls it with its own warm-up. `threads`: blocking steps at once; the others are ModelSpec's.
+    If another gateway has had it loaded already, only the answer is sent."""
 
     threads: int
     step_timeout: float = 0.0
@@ -355,7 +356,7 @@ class Free(_Message, frozen=True, tag=32):
 @final
 class Stuck(_Message, frozen=True, tag=40):
     """A session is stuck there: a `step` ran for too long, or it goes on after its end. `stack` has where its threads are;
-    `replaced`: others take their places, else there are too many."""
+    `replaced`: others take their places, else there are too many. Session 0 is one of another gateway's."""
 
     session: int
     step: bool

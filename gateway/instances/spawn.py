@@ -72,6 +72,8 @@ class ProcessPlan:
     """The event loop that it runs: Trio's or asyncio's."""
     shared_memory: int = 0
     """Bytes of the memory that is shared with it, in each direction; 0: there is none."""
+    shared: bool = False
+    """True where others than its owner are to have links to it."""
 
 
 @final
@@ -161,10 +163,16 @@ class Process:
     """
 
     def __init__(
-        self, plan: ProcessPlan, popen: subprocess.Popen[bytes], pidfd: int, ours: socket.socket, memory: SharedMemory | None
+        self,
+        plan: ProcessPlan,
+        popen: subprocess.Popen[bytes],
+        pidfd: int,
+        ours: socket.socket,
+        memory: SharedMemory | None,
+        links: socket.socket | None,
     ) -> None:
         """For `start`."""
-        self.plan, self.pid, self.socket, self.memory = plan, popen.pid, ours, memory
+        self.plan, self.pid, self.socket, self.memory, self.links = plan, popen.pid, ours, memory, links
         self._popen, self._pidfd = popen, pidfd
         self._turn = trio.Lock()  # of those who wait for its end: one waits for the pidfd, the others for that one
         self._exit: Exit | None = None
@@ -177,8 +185,9 @@ class Process:
     @classmethod
     def start(cls, plan: ProcessPlan, *arguments: str, bodies: Arena | None = None) -> Process:
         """Starts `python -m MODULE DESCRIPTOR PID ARGUMENTS [DESCRIPTOR ...]`: the number of its end of the socket, whose
-        child it is, for `bind_to_parent`, and where there is shared memory what `SharedMemory.of_descriptors` takes. All
-        users of the machine can read the arguments. `bodies` is memory that is lent to others too.
+        child it is, for `bind_to_parent`, where it is shared the socket that links come over (`links`, here our end of it),
+        and where there is shared memory what `SharedMemory.of_descriptors` takes. All users of the machine can read the
+        arguments. `bodies` is memory that is lent to others too.
 
         To be called in a thread that lives as long as the process may: the kernel kills it at the end of the *thread* that
         has started it. Returns when the interpreter has begun, in a millisecond or two. OSError where it cannot.
@@ -192,7 +201,13 @@ class Process:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             undone.callback(ours.close)
             theirs_alone.callback(theirs.close)
-            descriptors, memory = [theirs.fileno()], None
+            descriptors, memory, links = [theirs.fileno()], None, None
+            if plan.shared:
+                links, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                undone.callback(links.close)
+                theirs_alone.callback(taken.close)
+                links.setblocking(False)
+                descriptors.append(taken.fileno())
             if plan.shared_memory:
                 memory = SharedMemory.create(plan.shared_memory, also=bodies)
                 undone.callback(memory.close)
@@ -217,7 +232,7 @@ class Process:
                 raise
             undone.pop_all()
         ours.setblocking(False)
-        return cls(plan, popen, pidfd, ours, memory)
+        return cls(plan, popen, pidfd, ours, memory, links)
 
     def stream(self) -> SocketStream:
         """Our end of the socket, as a stream."""
@@ -278,9 +293,10 @@ class Process:
         self.kill()
         for output in self._outputs:
             output.close()
-        if self.socket.fileno() >= 0:
-            _tell_closing(self.socket.fileno())
-            self.socket.close()
+        for end in (self.socket, self.links):
+            if end is not None and end.fileno() >= 0:
+                _tell_closing(end.fileno())
+                end.close()
         if self.memory is not None:
             self.memory.close()
         if self._look() is None:

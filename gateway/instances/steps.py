@@ -28,8 +28,8 @@ class StepWatch:
     and the gateway is told. Its threads are replaced, up to `stuck_limit` sessions at once."""
 
     def __init__(self, load: Load, post: Callable[[Message], None]) -> None:
-        """`post` sends a message to the gateway."""
-        self._load, self.post, self._loop = load, post, running_loop()
+        """`post` sends a message to whoever decides when the process ends."""
+        self._load, self._post, self._loop = load, post, running_loop()
         self.limiter = trio.CapacityLimiter(load.threads)
         """The threads of its steps. More than was said while some of them are stuck."""
         self._running: dict[Step, StepHolder] = {}
@@ -122,7 +122,9 @@ class StepWatch:
                     one.limiter.total_tokens += 1
                     self._loop.more_places(one.limiter)
         if isinstance(holder, SessionSteps):
-            self.post(Stuck(holder.number, step, stack, replaced))
+            holder.post(Stuck(holder.number, step, stack, replaced))
+            if not replaced and holder.post != self._post:
+                self._post(Stuck(0, step, stack, replaced))
         else:
             why = f"a step of the model's own work ran longer than {self._load.step_timeout:g} s"
             log.error("model is stuck: %s\n%s", why, stack)
@@ -133,10 +135,11 @@ class StepWatch:
 class SessionSteps(StepHolder):
     """The blocking steps of a session, which is over when it has ended and they have returned."""
 
-    __slots__ = ("_ended", "_holds", "_watch", "number")
+    __slots__ = ("_ended", "_holds", "_watch", "number", "post")
 
-    def __init__(self, watch: StepWatch, number: int) -> None:
-        self._watch, self.number = watch, number
+    def __init__(self, watch: StepWatch, number: int, post: Callable[[Message], None]) -> None:
+        """`post` sends a message to whoever has opened the session."""
+        self._watch, self.number, self.post = watch, number, post
         self._holds = 0
         self._ended: Ended | None = None
 
@@ -168,7 +171,7 @@ class SessionSteps(StepHolder):
         if self._holds:
             self._watch.stop(self)
             if ended.kind != "cancelled":
-                self._watch.post(msgspec.structs.replace(ended, lingers=True))
+                self.post(msgspec.structs.replace(ended, lingers=True))
                 ended = Ended(self.number)
         self._ended = ended
         self._look()
@@ -177,4 +180,4 @@ class SessionSteps(StepHolder):
         if self._ended is not None and not self._holds:
             ended, self._ended = self._ended, None
             self._watch.over(self)
-            self._watch.post(ended)
+            self.post(ended)

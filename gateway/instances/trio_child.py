@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, final
 
 import trio
 
 from gateway.doorbell import Doorbell
-from gateway.instances.child import Child
+from gateway.instances.child import Child, ChildLink
+from gateway.instances.links import receive_link
+from gateway.instances.memory import SharedMemory
 from gateway.instances.messages import Ask, Describe, Loaded, Message, Open, ReadInput
-from gateway.instances.pipe import Pipe, SessionLine
+from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine, give_back_idle
+from gateway.instances.socket_stream import SocketStream
 from models.session import Session
 from models.spec import Model, ModelSpec
+
+log = logging.getLogger("gateway.worker")
 
 
 @final
@@ -22,10 +30,16 @@ class TrioChild(Child):
 
     _bell = Doorbell
 
-    def __init__(self, pipe: Pipe, describe: Callable[[Describe], tuple[ModelSpec | None, Message]]) -> None:
+    def __init__(
+        self,
+        pipe: Pipe,
+        describe: Callable[[Describe], tuple[ModelSpec | None, Message]],
+        links: socket.socket | None = None,
+    ) -> None:
+        """`links` is where those of other gateways come; None: there are none."""
         super().__init__(pipe, describe)
-        self._stream = pipe
-        self._scopes: dict[int, trio.CancelScope] = {}
+        self._stream, self._links = pipe, links
+        self._scopes: dict[SessionLine, trio.CancelScope] = {}
         self._asked, self._stop = trio.Event(), trio.Event()
         self._life, self._reading = trio.CancelScope(), trio.CancelScope()
         self._hung_up = False
@@ -60,34 +74,77 @@ class TrioChild(Child):
         self._asked.set()
         if self._stopping:
             self._stop.set()
-            if not self._loaded:  # nobody waits for it any more
+            if self._said is None:  # nobody waits for it any more
                 self._life.cancel()
 
     async def _sessions(self, model: Model, loaded: Loaded) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery, self._model = nursery, model
+            if self._links is not None:
+                nursery.start_soon(self._receive_links, self._links)
             self._pipe.post(loaded)
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
-    def _start_session(self, model: Model, opened: Open) -> None:
-        number = opened.session
-        line = SessionLine(self._pipe, number)
-        deadline = self._opened(opened, line, trio.current_time())
-        self._scopes[number] = trio.CancelScope()
-        self._nursery.start_soon(self._call, model, opened.call, line, deadline)
+    async def _receive_links(self, links: socket.socket) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(links)
+            try:
+                link = receive_link(links)
+            except BlockingIOError:
+                continue
+            except (OSError, ValueError) as e:
+                log.error("a link to a front cannot be used", extra={"reason": str(e)})
+                continue
+            if link is None:
+                return
+            end, memory = link
+            self.link(SocketStream(end), memory)
 
-    async def _within(self, number: int, model: Model, session: Session[Any, Any]) -> bool:
+    def link(self, stream: trio.abc.Stream, memory: SharedMemory | None = None) -> None:
+        """Serves one more gateway, until its stream ends. While the model is loaded."""
+        self._nursery.start_soon(self._serve_link, stream, memory)
+
+    async def _serve_link(self, stream: trio.abc.Stream, memory: SharedMemory | None) -> None:
+        pipe = Pipe(stream, memory=memory)
+        link = ChildLink(pipe)
         try:
-            with self._scopes[number] as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_link, pipe)
+                if memory is not None:
+                    nursery.start_soon(give_back_idle, memory.arena)
+                try:
+                    await pipe.read(partial(self._take, link))
+                except BrokenPipe as e:
+                    log.error("a front is not served any more: %s", e)
+                except trio.BrokenResourceError:
+                    pass
+                nursery.cancel_scope.cancel()
+        finally:
+            self._unlink(link)
+            await stream.aclose()
+
+    async def _write_link(self, pipe: Pipe) -> None:
+        with suppress(trio.BrokenResourceError):  # its reader notices
+            await pipe.write()
+
+    def _start_session(self, model: Model, link: ChildLink, opened: Open) -> None:
+        line = SessionLine(link.pipe, opened.session)
+        deadline = self._opened(link, opened, line, trio.current_time())
+        self._scopes[line] = trio.CancelScope()
+        self._nursery.start_soon(self._call, model, link, opened.call, line, deadline)
+
+    async def _within(self, line: SessionLine, model: Model, session: Session[Any, Any]) -> bool:
+        try:
+            with self._scopes[line] as scope:
                 await model(session)
         finally:
-            del self._scopes[number]
+            del self._scopes[line]
         return scope.cancelled_caught
 
-    def _cancel(self, session: int) -> None:
-        if (scope := self._scopes.get(session)) is not None:
+    def _cancel(self, line: SessionLine) -> None:
+        if (scope := self._scopes.get(line)) is not None:
             scope.cancel()
 
-    def _start_answer(self, ask: Ask | ReadInput) -> None:
-        self._nursery.start_soon(self._answer, ask)
+    def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
+        self._nursery.start_soon(self._answer, link, ask)

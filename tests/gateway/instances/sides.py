@@ -276,10 +276,11 @@ async def child(
     loaded: bool = True,
     limits: Any = (4,),
     loop: str = "trio",
+    links: socket.socket | None = None,
     **spec: Any,
 ) -> AsyncIterator[Side]:
     """The side of a gateway to a Child, or to one on an asyncio loop, in a thread; at the end it hangs up, and the child is
-    over."""
+    over. Links of others come to it over `links`."""
 
     @asynccontextmanager
     async def loading() -> AsyncIterator[Any]:
@@ -294,10 +295,10 @@ async def child(
         async def run() -> None:
             if loop == "asyncio":
                 own = socket.socket(fileno=os.dup(theirs.socket.fileno()))
-                serve = serve_on_asyncio(own, HELLO, described)
+                serve = serve_on_asyncio(own, HELLO, described, links=links)
                 await trio.to_thread.run_sync(asyncio.run, serve, abandon_on_cancel=True)  # a test that fails ends
             else:
-                await TrioChild(Pipe(theirs), described).run()
+                await TrioChild(Pipe(theirs), described, links).run()
             theirs.socket.close()  # as its process ends
 
         nursery.start_soon(run)
