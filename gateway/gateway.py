@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, final
 
 import trio
 
-from gateway.catalog.factories import configured_specs
+from gateway.catalog.factories import DescribesProcesses, configured_specs
 from gateway.catalog.limits import RepositoryLimits
 from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.process_memory import resident_bytes
+from gateway.catalog.process_model import process_spec
 from gateway.catalog.repository import Repository
 from gateway.catalog.warmup import answer_check
 from gateway.config import Config, ModelConfig
@@ -84,12 +85,14 @@ class Gateway:
         models: Iterable[Any] = (),
         *,
         ports: Ports | None = None,
+        processes: DescribesProcesses = process_spec,
         chance: Callable[[], float] = random.random,
         tracer_provider: TracerProvider | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`ports` are those of a parent, which hands over what it accepts there (`gateway.fronts`). Without them it opens
-        those of `config`; ConfigError then where `listen.processes` is not 1.
+        those of `config`; ConfigError then where `listen.processes` is not 1. `processes` describes the models that run in
+        processes, where a parent has those.
         `chance` gives numbers from 0 to 1, for the jitter of restarts, of the age of connections and of Retry-After: a
         seeded one makes them repeatable. `wall_clock` gives the seconds since 1970 that the Date of answers is made of.
         `tracer_provider` is OpenTelemetry's: exchanges then have spans. Without one they have them where `tracing.enabled`
@@ -111,7 +114,7 @@ class Gateway:
             *(several_processes(config) if ports is None else ()),
         ):
             raise ConfigError(problem)
-        specs = self._specs(models)
+        specs = self._specs(models, processes)
         spans = self._make_spans(tracer_provider)
         self._given_up = ""
         self.supervisor = Supervisor(specs, escalated=self._escalate, chance=chance, spans=spans, check=answer_check)
@@ -150,8 +153,8 @@ class Gateway:
         self._metrics: Metrics | None = None
         self._listening, self._over = trio.Event(), trio.Event()
 
-    def _specs(self, models: Iterable[Any]) -> list[ModelSpec]:
-        specs: list[ModelSpec] = [*configured_specs(self.config), *(spec_of(m) for m in models)]
+    def _specs(self, models: Iterable[Any], processes: DescribesProcesses) -> list[ModelSpec]:
+        specs: list[ModelSpec] = [*configured_specs(self.config, processes), *(spec_of(m) for m in models)]
         for spec in specs:
             try:
                 text_options(self.config.lmi, spec.options)

@@ -6,13 +6,13 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import trio
 
@@ -37,29 +37,40 @@ class FactoryRaised(TypeError):
         self.error = error
 
 
-def load_spec(name: str, config: ModelConfig, *, patience: float = 60.0) -> ModelSpec:
+DescribesProcesses: TypeAlias = Callable[[str, ModelConfig, float], ModelSpec]
+"""Gives the spec of a model that runs in processes, as its code says it: by its name, its configuration, and the seconds
+that sessions have to end in a process of it that is to end."""
+
+
+def load_spec(
+    name: str, config: ModelConfig, *, patience: float = 60.0, processes: DescribesProcesses = process_spec
+) -> ModelSpec:
     """The spec of a configured model: what the configuration does not set is the spec's own. `patience`: seconds that
-    sessions have to end in a process of the model that is to end. ConfigError says which module or attribute is missing, or
-    why it is no model.
+    sessions have to end in a process of the model that is to end. `processes` describes those that run in some. ConfigError
+    says which module or attribute is missing, or why it is no model.
 
     A name without a module is one of `LIBRARY`. The attribute may be what `models.adapt.spec_of` takes, or a factory of it:
     a class, or a function that can be called with the options alone. A factory runs in a thread, in the worker, anew at each
     start.
     """
-    known = LIBRARY.get(config.factory)
-    if known is not None:
-        config = replace(
-            config, factory=known.factory, capacity=known.capacity if config.capacity is None else config.capacity
-        )
+    config = library_model(config)
     try:
         own = (
-            process_spec(name, config, patience)
+            processes(name, config, patience)
             if config.process.wanted
             else _spec(name, _attribute(name, config.factory), config.options)
         )
     except (TypeError, ValueError) as e:
         raise _not_served(name, config, e) from e
     return served_spec(name, config, own)
+
+
+def library_model(config: ModelConfig) -> ModelConfig:
+    """The configuration of a model that names one of the library, with what that is made by; else the same."""
+    known = LIBRARY.get(config.factory)
+    if known is None:
+        return config
+    return replace(config, factory=known.factory, capacity=known.capacity if config.capacity is None else config.capacity)
 
 
 def _not_served(name: str, config: ModelConfig, error: Exception) -> ConfigError:
@@ -228,10 +239,10 @@ def _told(error: BaseException) -> str:
     return f"{text} ({last.filename}, line {last.lineno})"
 
 
-def configured_specs(config: Config) -> list[ModelSpec]:
-    """The specs of all models that the configuration names."""
+def configured_specs(config: Config, processes: DescribesProcesses = process_spec) -> list[ModelSpec]:
+    """The specs of all models that the configuration names. `processes` describes those that run in some."""
     patience = config.repository.unload_timeout
-    return [load_spec(name, model, patience=patience) for name, model in config.models.items()]
+    return [load_spec(name, model, patience=patience, processes=processes) for name, model in config.models.items()]
 
 
 LIBRARY: Mapping[str, ModelConfig] = {

@@ -1,4 +1,4 @@
-"""`python -m gateway.catalog.process_child SOCKET PARENT MEMORY_LIMIT LOOP DESCRIPTOR ...`: a process with a model."""
+"""`python -m gateway.catalog.process_child SOCKET PARENT MEMORY_LIMIT LOOP [shared] DESCRIPTOR ...`: a model's process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 
 from gateway.catalog.factories import made_spec
 from gateway.catalog.folder import ModelFolder, Place, make_spec
-from gateway.catalog.process_model import described_fields
+from gateway.catalog.process_model import SHARED, described_fields
 from gateway.config import ModelConfig
 from gateway.config.problem import ConfigError
 from gateway.errors import GatewayError
@@ -29,31 +29,35 @@ from models.spec import ModelSpec
 def main() -> None:
     descriptor, parent, memory_limit = map(int, sys.argv[1:4])
     bind_to_parent(parent)
-    loop, descriptors = sys.argv[4], [*map(int, sys.argv[5:])]
+    loop, shared = sys.argv[4], sys.argv[5:6] == [SHARED]
+    descriptors, links = [*map(int, sys.argv[5 + shared :])], None
+    if shared:
+        links = socket.socket(fileno=descriptors.pop(0))
+        links.setblocking(False)
     memory = SharedMemory.of_descriptors(*descriptors) if descriptors else None
     if memory_limit:
         limit_memory(memory_limit)
     logging.getLogger().setLevel(logging.INFO)  # what of it is written, the gateway's log says
     ours = socket.socket(fileno=descriptor)
     if loop == "asyncio":
-        _serve_on_asyncio(ours, memory)
+        _serve_on_asyncio(ours, memory, links)
     else:
-        trio.run(_serve, ours, memory)
+        trio.run(_serve, ours, memory, links)
 
 
-def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory | None) -> None:
+def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory | None, links: socket.socket | None) -> None:
     import asyncio  # the others do without
 
     from gateway.instances.asyncio_child import serve_on_asyncio
 
     ours.setblocking(False)
-    asyncio.run(serve_on_asyncio(ours, Hello(version()), _describe, memory))
+    asyncio.run(serve_on_asyncio(ours, Hello(version()), _describe, memory, links))
 
 
-async def _serve(ours: socket.socket, memory: SharedMemory | None) -> None:
+async def _serve(ours: socket.socket, memory: SharedMemory | None, links: socket.socket | None) -> None:
     pipe = Pipe(SocketStream(ours), memory=memory)
     pipe.post(Hello(version()))
-    await TrioChild(pipe, _describe).run()
+    await TrioChild(pipe, _describe, links).run()
 
 
 def _describe(message: Describe) -> tuple[ModelSpec | None, Message]:

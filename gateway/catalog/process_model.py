@@ -7,17 +7,16 @@ import random
 import time
 import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any, final
 
 import msgspec
 import trio
 
-from gateway.catalog.processes.formatting import InstanceFormatting
+from gateway.catalog.processes.calls import InstanceCalls, UnfinishedLoad, lost_sequence
 from gateway.config import ModelConfig
 from gateway.config.machine import usable_cores
 from gateway.config.problem import ConfigError
@@ -26,24 +25,23 @@ from gateway.errors import BadModel, Conflict, GatewayError, InsufficientStorage
 from gateway.instances.elsewhere import Elsewhere, Start
 from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
 from gateway.instances.memory import Arena
-from gateway.instances.messages import Describe, Described, Failed, Folder, Frames, Hello, Load, encoded, frames_of
+from gateway.instances.messages import Describe, Described, Failed, Folder, Frames, Hello, encoded, frames_of
 from gateway.instances.pipe import give_back_idle
 from gateway.instances.spawn import Exit, Process, ProcessPlan, innermost_line, supported
 from gateway.version import version
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.snapshot import InstanceStatus
 from models.blocking import detached, throw
-from models.errors import ModelError
 from models.messages import Family, InferRequest
-from models.session import Session
 from models.spec import LOAD_TIMEOUT, Batching, Model, ModelSpec, RestartPolicy, TensorSpec, WarmupFailed, warm_up
 from models.spec import Load as Loading
 
 log = logging.getLogger("gateway.worker")
 
 CHILD = "gateway.catalog.process_child"
+SHARED = "shared"
+"""What a process is told that others than its owner are to have links to."""
 _SEQUENCES = 100_000  # of v2, whose instance is remembered
-_THREADS = 64
 _SAID = 300  # characters of what an interpreter says
 _READ = 64 * 1024  # bytes
 _LAST_WORDS = 1.0  # seconds in which a process that has hung up is to end
@@ -87,12 +85,15 @@ class _Care:
     """Seconds that sessions have to end in a process whose place another has taken."""
 
 
-def process_spec(name: str, config: ModelConfig, patience: float, folder: Folder | None = None) -> ModelSpec:
+def process_spec(
+    name: str, config: ModelConfig, patience: float, folder: Folder | None = None, *, shared: bool = False
+) -> ModelSpec:
     """The spec of a configured model that runs in processes, or of one of a folder, as its code says it: the first of them
     imports the factory and tells, and goes on as the first instance. For where there is no loop yet. `patience`: seconds
-    that sessions have to end where their process is to. ConfigError says what is wrong with the factory, or how the process
-    ended; of a folder's code also the errors of `make_spec`."""
-    describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config)
+    that sessions have to end where their process is to. `shared`: other gateways are to have links to the processes.
+    ConfigError says what is wrong with the factory, or how the process ended; of a folder's code also the errors of
+    `make_spec`."""
+    describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config, shared=shared)
     kept = _begin(plans[0])
     try:
         described = _described(kept, describe, config.load_timeout or LOAD_TIMEOUT)
@@ -104,9 +105,11 @@ def process_spec(name: str, config: ModelConfig, patience: float, folder: Folder
         raise
 
 
-async def started_spec(name: str, config: ModelConfig, patience: float, folder: Folder) -> ModelSpec:
-    """The same, of a folder, where there is a loop. It waits for as long as the code does; cancelled, it leaves nothing."""
-    describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config)
+async def started_spec(
+    name: str, config: ModelConfig, patience: float, folder: Folder | None = None, *, shared: bool = False
+) -> ModelSpec:
+    """The same where there is a loop. It waits for as long as the code does; cancelled, it leaves nothing."""
+    describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config, shared=shared)
     kept = _begin(plans[0], at_once=True)
     try:
         described = await _described_soon(kept, describe)
@@ -135,10 +138,10 @@ def _begin(plan: ProcessPlan, *, at_once: bool = False) -> _Kept:
 
 def _spec_of(described: Described, describe: Describe, plans: Sequence[ProcessPlan], care: _Care, kept: _Kept) -> ModelSpec:
     spec = spec_of_fields(describe.name, described.fields, partial(_loading, describe, plans, care, kept))
-    return _formatted_there(spec, reads=described.input_formatter, writes=described.output_formatter)
+    return formatted_there(spec, reads=described.input_formatter, writes=described.output_formatter)
 
 
-def _formatted_there(spec: ModelSpec, *, reads: bool, writes: bool) -> ModelSpec:
+def formatted_there(spec: ModelSpec, *, reads: bool, writes: bool) -> ModelSpec:
     """The spec of a model that has such formatters in its processes: `__model_formatting__` has them called."""
     return replace(spec, input_formatter=_there if reads else None, output_formatter=_there if writes else None)
 
@@ -155,7 +158,7 @@ def spec_elsewhere(
     load = partial(_loading, describe, plans, _Care(hang, spec.stop_within or LOAD_TIMEOUT), _Kept(start))
     there = spec_of_fields(spec.name, described_fields(spec), load)
     reads, writes = spec.input_formatter is not None, spec.output_formatter is not None
-    return loadable(_formatted_there(there, reads=reads, writes=writes))
+    return loadable(formatted_there(there, reads=reads, writes=writes))
 
 
 def discard(spec: ModelSpec) -> None:
@@ -168,6 +171,8 @@ def discard(spec: ModelSpec) -> None:
 def loadable(spec: ModelSpec) -> ModelSpec:
     """The spec of a model in processes, complete by the configuration: what its instances are loaded by."""
     load = spec.load
+    if isinstance(load, UnfinishedLoad):
+        return load.complete(spec)
     if isinstance(load, partial) and load.func is _loading:
         spec = replace(spec, load=partial(load.func, *load.args, spec))
         if spec.batching is not None:  # which counts the calls of one process
@@ -177,7 +182,7 @@ def loadable(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
+def _plans(name: str, config: ModelConfig, *, shared: bool = False) -> list[ProcessPlan]:
     process = config.process
     count = process.count
     each = max(1, usable_cores() // count)
@@ -195,6 +200,7 @@ def _plans(name: str, config: ModelConfig) -> list[ProcessPlan]:
             memory_limit=process.memory_limit,
             loop=process.loop,
             shared_memory=process.shared_memory,
+            shared=shared,
         )
         for number in range(count)
     ]
@@ -205,7 +211,7 @@ def _python_of(name: str) -> str:
 
 
 def _start(plan: ProcessPlan, bodies: Arena) -> Process:
-    return Process.start(plan, str(plan.memory_limit), plan.loop, bodies=bodies)
+    return Process.start(plan, str(plan.memory_limit), plan.loop, *[SHARED] * plan.shared, bodies=bodies)
 
 
 # -- before there is a loop ------------------------------------------------------------------------------------------------
@@ -388,18 +394,6 @@ async def _loading(
             bodies.close()
 
 
-class _Elsewhere:
-    """A function of the model's author that is called in a process, from a thread of this one."""
-
-    elsewhere = True
-
-    def __init__(self, ask: Callable[[str, Any], Awaitable[Any]], name: str) -> None:
-        self._ask, self._name = ask, name
-
-    def __call__(self, argument: Any) -> Any:
-        return trio.from_thread.run(self._ask, self._name, argument)
-
-
 @final
 class _Restart:
     """One that an operator has asked for: a new process is to take the place of the old one, or of none."""
@@ -417,8 +411,8 @@ class _Restart:
 
 
 @final
-class Instances:
-    """The processes of one model, called as one."""
+class Instances(InstanceCalls):
+    """The processes of one model that this gateway starts, starts again, and calls."""
 
     def __init__(
         self,
@@ -431,8 +425,8 @@ class Instances:
         nursery: trio.Nursery,
     ) -> None:
         """`bodies` is where bodies for the model are best received; None: anywhere."""
-        self._bodies = bodies
-        self._describe, self._plans, self._spec, self._kept = describe, plans, spec, kept
+        super().__init__(spec, bodies)
+        self._describe, self._plans, self._kept = describe, plans, kept
         self._care, self._nursery = care, nursery
         self._there: dict[int, Instance] = {}
         """Those that load, or are ready, by number."""
@@ -440,14 +434,24 @@ class Instances:
         """Those whose place another is to take, or has taken."""
         self._restarts: dict[int, _Restart] = {}
         """Those whose new process is not ready yet, by number."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called after a change of those that are there, ready or given up."""
         self._crashes = defaultdict[int, list[float]](list)
         self._unattempted = set(range(len(plans)))
-        self._given_up = set[int]()
+        self.given_up = set[int]()
+        """The numbers of those that are not started again."""
         self._settled = trio.Event()
         self._sequences = kept.sequences
-        self.parameters: frozenset[str] | None = None
-        self.chat_template: _Elsewhere | None = None
-        self.count_tokens: _Elsewhere | None = None
+
+    @property
+    def there(self) -> list[Instance]:
+        """Those that take sessions, or have until another took their place."""
+        return [one for one in (*self._there.values(), *self._worn) if one.ready or one.worn]
+
+    @property
+    def patience(self) -> float:
+        """Seconds that sessions have to end in one whose place another has taken."""
+        return self._care.patience
 
     async def loaded(self) -> None:
         """Waits until each instance is ready, or has failed once."""
@@ -484,7 +488,7 @@ class Instances:
         log.error(said, extra=extra, exc_info=error)
         del error
         if wait is None:
-            self._given_up.add(number)
+            self.given_up.add(number)
             self._part(number)
             return False
         await trio.sleep(wait)
@@ -515,6 +519,7 @@ class Instances:
             self._worn.discard(instance)
             if self._there.get(number) is instance:
                 del self._there[number]
+            self.changed()
 
     def _wear(self, instance: Instance) -> None:
         """Too much of it is stuck: another takes its place. Until that is ready it goes on where it is the only one."""
@@ -530,6 +535,7 @@ class Instances:
         for worn in self._worn:
             if worn.number == number:
                 worn.part(self._care.patience)
+        self.changed()
 
     def _ready_soon(self) -> Iterator[Instance]:
         """Those that may take sessions, those included that go on where nobody can take their place."""
@@ -547,14 +553,14 @@ class Instances:
         if number not in numbers:
             raise NotFound(f"model {name!r} has no instance {number}: it has {', '.join(map(str, numbers))}")
         old = self._there.get(number)
-        if not (number in self._given_up if old is None else old.ready):
+        if not (number in self.given_up if old is None else old.ready):
             raise Conflict(f"instance {number} of model {name!r} is being started: wait until it is ready")
         self._restarts[number] = restart = _Restart(old)
         if old is not None:
             old.worn = "an operator has asked for another process in its place"
             del self._there[number]
             self._worn.add(old)
-        self._given_up.discard(number)
+        self.given_up.discard(number)
         self._crashes.pop(number, None)
         self._nursery.start_soon(self._restart, number, restart)
         await restart.over.wait()
@@ -574,7 +580,7 @@ class Instances:
                 del self._restarts[number]
                 restart.end(self._not_restarted(number, old, *ended[0]))
                 if old is None:
-                    self._given_up.add(number)
+                    self.given_up.add(number)
                     return False
                 if not old.lost:
                     self._worn.discard(old)
@@ -591,12 +597,6 @@ class Instances:
         log.error("instance not restarted", extra=extra, exc_info=error)
         return reason if old is None or old.lost else f"{reason}; the old process goes on"
 
-    @property
-    def _load(self) -> Load:
-        spec = self._spec
-        threads = spec.threads or min(spec.capacity, _THREADS)
-        return Load(threads, spec.step_timeout, spec.stop_within, spec.stuck_limit)
-
     async def _warm(self, instance: Instance) -> None:
         """The instance has loaded: it is warmed up, and takes sessions then."""
         try:
@@ -605,12 +605,8 @@ class Instances:
             if not isinstance(e.__cause__, WorkerLost):  # of a process that has ended the end says why
                 instance.fail(e)
             return
-        said = instance.loaded
-        if said is None:  # it is gone
+        if not self._hear(instance):
             return
-        self.parameters = None if said.parameters is None else frozenset(said.parameters)
-        self.chat_template = _Elsewhere(self._ask, "chat_template") if said.chat_template else None
-        self.count_tokens = _Elsewhere(self._ask, "count_tokens") if said.count_tokens else None
         instance.ready = True
         if (restart := self._restarts.pop(instance.number, None)) is not None:
             restart.end("")
@@ -621,7 +617,7 @@ class Instances:
 
     @property
     def __model_instances__(self) -> Iterator[InstanceStatus]:
-        """Each as it is now. The name is none that a model of somebody's own has."""
+        """Each as it is now."""
         for plan in self._plans:
             there = self._there.get(plan.number)
             resident, cpu = there.process.used() if there is not None else (0, 0.0)
@@ -629,7 +625,7 @@ class Instances:
             yield InstanceStatus(
                 number=plan.number,
                 state=("ready" if there.ready else "loading") if there is not None
-                else "given-up" if plan.number in self._given_up
+                else "given-up" if plan.number in self.given_up
                 else "restarting",
                 pid=there.process.pid if there is not None else 0,
                 sessions=there.sessions if there is not None else 0,
@@ -641,11 +637,6 @@ class Instances:
                 shared_answers_bytes=memory.window.used_bytes if memory is not None else 0,
             )  # fmt: skip
 
-    @property
-    def __model_bodies__(self) -> Arena | None:
-        """Where whole bodies for it are best received: its processes see them there. By a name as above."""
-        return self._bodies
-
     def _attempted(self, number: int) -> None:
         self._unattempted.discard(number)
         if not self._unattempted:
@@ -653,22 +644,8 @@ class Instances:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    async def __call__(self, session: Session[Any, Any], /) -> None:
-        first = None
-        if self._spec.family is not Family.PARTS:  # a model of parts may speak first
-            with suppress(trio.EndOfChannel):
-                first = await session.receive()
-        instance: Instance = getattr(session.channel, "runs_in", None) or self._chosen(first)
-        await instance.call(session, first)
-
-    def _chosen(self, first: object) -> Instance:
-        """The ready instance with the fewest sessions; for a request of a sequence, the one that has it."""
-        if type(first) is InferRequest and (sequence := first.parameters.get("sequence_id")):
-            return self._of_sequence(sequence, first)
-        ready = [one for one in self._there.values() if one.ready] or [one for one in self._worn if one.ready]
-        if not ready:
-            raise WorkerLost(f"no process of model {self._spec.name!r} is ready; try again")
-        return min(ready, key=attrgetter("busy"))
+    def _ready(self) -> list[Instance]:
+        return [one for one in self._there.values() if one.ready] or [one for one in self._worn if one.ready]
 
     def _of_sequence(self, sequence: Any, request: InferRequest) -> Instance:
         known = self._sequences.pop(sequence, None)
@@ -676,18 +653,9 @@ class Instances:
             known = self._chosen(None)
         elif not known.ready:
             self._sequences[sequence] = known  # until it begins again
-            raise ModelError(
-                f"sequence {sequence} is lost: its process ended; begin it again", code="SequenceLost", status=400
-            )
+            raise lost_sequence(sequence)
         if not request.parameters.get("sequence_end"):
             self._sequences[sequence] = known
             if len(self._sequences) > _SEQUENCES:
                 self._sequences.popitem(last=False)
         return known
-
-    def __model_formatting__(self, id: str) -> InstanceFormatting:
-        """The formatters for a request of this id, if the model has some. By a name as above."""
-        return InstanceFormatting(self._chosen(None), id, writes=self._spec.output_formatter is not None)
-
-    async def _ask(self, function: str, argument: Any) -> Any:
-        return await self._chosen(None).ask(function, argument)

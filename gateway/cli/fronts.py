@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import trio
 
+from gateway.catalog.process_model import process_spec
 from gateway.cli.options import CommandLine
 from gateway.cli.serve import (
     CUT,
@@ -36,7 +37,10 @@ from gateway.config.share import configuration_of_each
 from gateway.config.text import dotted
 from gateway.fronts.front import Front, begin_with, failed
 from gateway.fronts.messages import Begin
+from gateway.fronts.owned import owned_specs
+from gateway.fronts.parent import CommandLine as Given
 from gateway.fronts.parent import Parent
+from gateway.fronts.shared import SharedModels
 from gateway.gateway import Gateway
 from gateway.net.tls_context import development_certificate
 from gateway.telemetry.logging_setup import configure, flush, has_terminal_log, say, speaking_for_python
@@ -62,14 +66,17 @@ def run_fronts(
             development_certificate(config.tls)  # or each front would make one
         tell(config, sources)
         file = None if given.file is None else str(given.file)
-        parent = Parent(config, processes, (file, dict(given.overrides), dict(given.flags), sources))
-        code = until_signalled(partial(_serve, parent, beside))
+        command_line = (file, dict(given.overrides), dict(given.flags), sources)
+        code = until_signalled(partial(_serve, config, processes, command_line, beside))
     flush()
     return code
 
 
-async def _serve(parent: Parent, beside: Beside | None, early: list[int], tied: bool) -> int:
+async def _serve(
+    config: Config, processes: int, command_line: Given, beside: Beside | None, early: list[int], tied: bool
+) -> int:
     contain_interrupts()
+    parent = Parent(config, processes, command_line, owned_specs(config) if processes > 1 else ())
     with (
         trio.open_signal_receiver(*SIGNALS) as signals,
         trio.open_signal_receiver(signal.SIGHUP) as hangups,
@@ -135,8 +142,10 @@ def serve_as_front(control: socket.socket) -> int:
         configure(config.log, front=begin.number if begin.processes > 1 else None)
         prepare_memory(config)
         with speaking_for_python(), exporting(config.tracing) if config.tracing.enabled else nullcontext():
-            gateway = make_gateway(config, ports=begin.ports)
-            front = Front(gateway, begin.number, control, handed, serves=partial(_greet, gateway, begin))
+            shared = SharedModels(begin, handed)
+            processes = shared.describe if begin.processes > 1 else process_spec
+            gateway = make_gateway(config, ports=begin.ports, processes=processes)
+            front = Front(gateway, begin.number, control, handed, shared, serves=partial(_greet, gateway, begin))
             code = 0 if trio.run(front.run) else 1
     except ConfigError as e:
         failed(control, str(e), configuration=True)

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from gateway.catalog.factories import library_specs
+from gateway.catalog.factories import DescribesProcesses, library_specs
 from gateway.catalog.folder import make_spec
 from gateway.catalog.process_memory import give_back_at_rest, return_large_blocks, share_one_arena
+from gateway.catalog.process_model import process_spec
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
 from gateway.config.exposure import UNVERIFIED, verifies_nothing, warnings
@@ -154,20 +155,26 @@ async def _announce(gateway: Gateway, listening: Callable[[Gateway], None]) -> N
     listening(gateway)
 
 
-def make_gateway(config: Config, models: Sequence[Any] = (), ports: Ports | None = None) -> Gateway:
+def make_gateway(
+    config: Config,
+    models: Sequence[Any] = (),
+    ports: Ports | None = None,
+    processes: DescribesProcesses = process_spec,
+) -> Gateway:
     """A gateway of the configured models and these, the one of a folder too; of the library's where there is none and none
-    is to come. `ports` are those of a parent, which has told what there is to know of the configuration."""
-    gateway = _gateway(config, models, ports)
+    is to come. `ports` are those of a parent, which has told what there is to know of the configuration, and which
+    `processes` asks for models that run in some."""
+    gateway = _gateway(config, models, ports, processes)
     if ports is None:
         tell(config, models)  # not before: what is wrong with a configuration comes alone
     return gateway
 
 
-def _gateway(config: Config, models: Sequence[Any], ports: Ports | None) -> Gateway:
+def _gateway(config: Config, models: Sequence[Any], ports: Ports | None, processes: DescribesProcesses) -> Gateway:
     if path := served_folder(config, alone=not models):
-        return Gateway(config, [*models, _model_of(config, path)], ports=ports)
+        return Gateway(config, [*models, _model_of(config, path)], ports=ports, processes=processes)
     if config.models or models or config.sagemaker.multi_model:
-        return Gateway(config, models, ports=ports)
+        return Gateway(config, models, ports=ports, processes=processes)
     if not config.bidi.default_model:
         config = replace(config, bidi=replace(config.bidi, default_model="echo"))
     return Gateway(config, library_specs(), ports=ports)
@@ -190,6 +197,9 @@ def remind(config: Config) -> None:
 def _model_of(config: Config, path: str) -> ModelSpec:
     """The model of the folder at a path. ConfigError for one that cannot be served."""
     folder = read_served_folder(config, path)
+    if folder.config.process.wanted and (n := config.listen.processes) != 1:
+        said = "each process would start instances of its own; configure the model as models.NAME"
+        raise ConfigError(f"repository.model: its model.toml has a process, and listen.processes is {n}: {said}")
     try:
         return make_spec(folder, config.repository.model_name, "everywire_model", config.repository.unload_timeout)
     except GatewayError as e:

@@ -216,10 +216,11 @@ def _divided(config: Config, where: Where) -> Iterator[Problem]:
         if is_set:
             text = f"{where(key)} = {n} and {where(other)} = {value} contradict each other: {each}"
             yield Problem(key=key, text=text, suggestion=other)
-    for other in _of_models(config):
+    if config.repository.process.wanted:
+        other = "repository.process"
         text = (
-            f"{where(key)} = {n} and {where(other)} contradict each other for now: each process would start "
-            "instances of its own"
+            f"{where(key)} = {n} and {where(other)} contradict each other for now: processes of the models of folders are "
+            "not shared; configure them as models.NAME with a process"
         )
         yield Problem(key=key, text=text, suggestion=other)
 

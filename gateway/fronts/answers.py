@@ -6,8 +6,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar, final
 
 import msgspec
@@ -20,22 +21,25 @@ from gateway.config.watched_file import WatchedFile
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.fronts.link import ANSWER, FrontError, FrontLink, SilentFront
 from gateway.fronts.parent import Parent
-from gateway.fronts.sums import Family
+from gateway.fronts.sums import Family, families_of
 from gateway.operator.events import News, event_of
 from gateway.operator.operated import PlaneSite
 from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, StreamsView
 from gateway.operator.state_changes import KEPT_CHANGES, ChangeView
 from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
-from gateway.operator.views import ErrorView, IncidentView, ModelView, StreamView, VersionView
+from gateway.operator.views import ErrorView, IncidentView, ModelView, StreamView, VersionView, view_of_model
 from gateway.serving.drain import DrainProgress, DrainReport, progress_of_all
 from gateway.telemetry import logging_setup
 from gateway.telemetry.incidents import GROUPS
 from gateway.telemetry.logging_setup import Level
 from gateway.telemetry.metrics import exposition
+from gateway.workers.snapshot import InstanceStatus
 
 log = logging.getLogger("gateway.fronts")
 
 T = TypeVar("T")
+
+_PARENT = 0  # the number of the parent among fronts, which count from 1
 
 _LOOK = 1.0  # seconds between two looks at a file
 _PROBE = 0.5  # seconds for an answer about health: probes have one themselves, and who is silent gets no connections
@@ -144,6 +148,7 @@ class ParentAnswers:
         for link, families in (await self._ask_all("metrics", list[Family])).items():
             if link in self._parent.links:  # else its last word was better
                 sums.put(link.id, families)
+        sums.put(_PARENT, families_of(self._parent.owned.metrics()))
         return exposition(sums.registry, accept)
 
     async def stats(self) -> StatsView:
@@ -174,13 +179,20 @@ class ParentAnswers:
         told: dict[FrontLink, ModelsView] = await self._ask_all("models", ModelsView)
         return ModelsView(
             revision=sum(view.revision for view in told.values()),
-            models=models_of_all({link.number: view.models for link, view in told.items() if link.taking or self.draining}),
+            models=models_of_all(
+                {link.number: view.models for link, view in told.items() if link.taking or self.draining}, self._owned()
+            ),
         )
+
+    def _owned(self) -> dict[str, ModelView]:
+        """The models whose processes are the parent's, as it has them."""
+        return {name: view_of_model(load.status, 0, []) for name, load in self._parent.owned.latest.items()}
 
     async def model(self, name: str) -> ModelView:
         """One of them. NotFound."""
         told = (await self._ask_all("model", list[ModelView], name)).items()
-        for view in models_of_all({link.number: views for link, views in told if link.taking or self.draining}):
+        views_of = {link.number: views for link, views in told if link.taking or self.draining}
+        for view in models_of_all(views_of, self._owned()):
             return view
         raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
 
@@ -200,22 +212,36 @@ class ParentAnswers:
         )
 
     async def reload(self, name: str, patience: float | None) -> ModelView:
-        """Loads it anew in each front, one after the other; where one cannot, those after it keep the old version."""
-        return await self._in_each("reload", name, patience)
-
-    async def restart(self, name: str, number: int) -> ModelView:
-        """Puts a new process in the place of one of the model's in each front that has some, one after the other."""
-        return await self._in_each("restart", name, number)
-
-    async def _in_each(self, what: str, name: str, argument: Any) -> ModelView:
+        """Loads it anew in each front, one after the other; where one cannot, those after it keep the old version. Processes
+        that the fronts share are started anew before that, beside the old ones."""
+        owned = self._parent.owned
         async with self._reloading:
+            old = await owned.load_anew(name) if name in owned.latest else None
             for link in self._fronts:
                 if link.taking:
-                    try:
-                        await link.ask(what, [name, argument], within=math.inf)
-                    except SilentFront:
-                        raise Unavailable(f"front {link.number} has ended meanwhile; {what} again") from None
+                    if old is not None:
+                        owned.switch(link, name)
+                    await self._ask_one(link, "reload", name, patience)
+                    if old is not None:
+                        owned.switched(link, old)
         return await self.model(name)
+
+    async def restart(self, name: str, number: int) -> ModelView:
+        """Puts a new process in the place of one of the model's: of all fronts, or of each front that has some."""
+        async with self._reloading:
+            if name in self._parent.owned.latest:
+                await self._parent.owned.restart(name, number)
+            else:
+                for link in self._fronts:
+                    if link.taking:
+                        await self._ask_one(link, "restart", name, number)
+        return await self.model(name)
+
+    async def _ask_one(self, link: FrontLink, what: str, name: str, argument: Any) -> None:
+        try:
+            await link.ask(what, [name, argument], within=math.inf)
+        except SilentFront:
+            raise Unavailable(f"front {link.number} has ended meanwhile; {what} again") from None
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +282,7 @@ class ParentAnswers:
     async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:
         """Inside the block each call gives the events since the last one, of all fronts."""
         self._readers += 1
-        reader, watch = self._readers, _Watch()
+        reader, watch = self._readers, _Watch(self._owned)
 
         async def look() -> bytearray:
             return watch.events_of(await self._ask_all("look", News, reader), draining=self.draining)
@@ -310,7 +336,8 @@ def _fits(link: FrontLink, view: StatsView) -> bool:
 class _Watch:
     """What one reader of events knows of each front."""
 
-    def __init__(self) -> None:
+    def __init__(self, owned: Callable[[], Mapping[str, ModelView]] = dict) -> None:
+        self._owned = owned
         self._models: dict[FrontLink, list[ModelView]] = {}
         self._streams: dict[FrontLink, set[str]] = {}
         self._incidents: dict[FrontLink, dict[str, IncidentView]] = {}
@@ -333,7 +360,7 @@ class _Watch:
             known = self._streams.setdefault(link, set())
             known.update(news.opened)
             known.difference_update(news.closed)
-        listed = models_of_all({link.number: views for link, views in models.items()}) if changed else None
+        listed = models_of_all({link.number: views for link, views in models.items()}, self._owned()) if changed else None
         merged = News(
             draining=self._drained(told) if draining else None,
             incidents=self._happened(told),
@@ -386,13 +413,16 @@ def incidents_of_all(told: Iterable[IncidentView]) -> list[IncidentView]:
     return merged
 
 
-def models_of_all(told: dict[int, list[ModelView]]) -> list[ModelView]:
-    """The models of all fronts, by name, each once."""
+def models_of_all(told: dict[int, list[ModelView]], owned: Mapping[str, ModelView] = {}) -> list[ModelView]:
+    """The models of all fronts, by name, each once. `owned` are those that run in processes of the parent's, as it has
+    them."""
     by_name: dict[str, dict[int, ModelView]] = {}
     for number, views in told.items():
         for view in views:
             by_name.setdefault(view.name, {})[number] = view
-    return [_one_of(by_name[name]) for name in sorted(by_name)]
+    return [
+        _one_of(by_name[name]) if name not in owned else _one_shared(by_name[name], owned[name]) for name in sorted(by_name)
+    ]
 
 
 _SUMS = ("crashes", "restarts", "capacity", "slots_in_use", "queued", "stuck", "slots_blocked")
@@ -444,6 +474,26 @@ def _history_of(views: dict[int, ModelView]) -> list[ChangeView] | UnsetType:
     ]
     told = any(not isinstance(view.history, UnsetType) for view in views.values())
     return sorted(changes, key=lambda change: change.at)[-KEPT_CHANGES:] if told else UNSET
+
+
+def _one_shared(views: dict[int, ModelView], own: ModelView) -> ModelView:
+    """A model whose processes the fronts share. Only their owner knows how the processes are."""
+    one = _one_of(views)
+    said: dict[str, Any] = {"crashes": own.crashes, "restarts": own.restarts}
+    if own.state != "ready":
+        said |= {"state": own.state, "reason": own.reason, "restart_in": own.restart_in, "seconds": own.seconds}
+    linked = [each for view in views.values() if view.instances is not UNSET for each in view.instances]
+    instances = [_linked(each, [one for one in linked if one.pid == each.pid]) for each in own.instances or ()]
+    return msgspec.structs.replace(one, **said, instances=tuple(instances) or UNSET)
+
+
+def _linked(own: InstanceStatus, fronts: list[InstanceStatus]) -> InstanceStatus:
+    """A process as its owner has it, with the sessions and the memory of all fronts."""
+    sums = {field: getattr(own, field) + sum(getattr(one, field) for one in fronts) for field in _OF_FRONTS}
+    return replace(own, **sums)
+
+
+_OF_FRONTS = ("sessions", "shared_bodies_bytes", "shared_answers_bytes")
 
 
 def _sum(values: Iterable[Any]) -> Any:

@@ -32,11 +32,13 @@ from gateway.fronts.messages import (
     Over,
     Reply,
     Serving,
+    SharedNews,
     Taken,
     frame_of,
     handed_of,
     packet_of,
 )
+from gateway.fronts.shared import SharedModels
 from gateway.fronts.sums import Family, families_of
 from gateway.gateway import Gateway
 from gateway.net.tls_reload import tell_broken
@@ -88,6 +90,7 @@ class Front:
         number: int,
         control: socket.socket,
         handed: socket.socket,
+        shared: SharedModels,
         serves: Callable[[], None] | None = None,
     ) -> None:
         """`serves` is called once, when it serves."""
@@ -100,6 +103,7 @@ class Front:
             self._answers = GatewayAnswers(gateway)  # from now on exchanges are counted
         if self._answers is not None and has_plane(gateway.config.operator):
             self._answers.operate()
+        self._shared, shared.post = shared, self._post
         self._control = trio.SocketStream(trio.socket.from_stdlib_socket(control))
         self._out: list[Message] = []
         self._posted, self._fewer = Doorbell(), Doorbell()
@@ -184,8 +188,11 @@ class Front:
         with suppress(trio.BrokenResourceError):
             while data := await self._control.receive_some(_READ):
                 for message in frames.feed(data):
-                    assert isinstance(message, Command)
-                    nursery.start_soon(self._answer, message)
+                    if isinstance(message, SharedNews):
+                        self._shared.take(message.news)
+                    else:
+                        assert isinstance(message, Command)
+                        nursery.start_soon(self._answer, message)
         log.error("the parent is gone")
         nursery.cancel_scope.cancel()
 
@@ -264,7 +271,7 @@ class Front:
         return None
 
     def _metrics(self) -> list[Family]:
-        return [] if self._answers is None else families_of(self._gateway.registry)
+        return [] if self._answers is None else families_of(self._gateway.registry.collect())
 
     # -- connections -------------------------------------------------------------------------------------------------
 

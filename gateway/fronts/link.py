@@ -12,6 +12,7 @@ from typing import Any, final
 
 import trio
 
+from gateway.catalog.processes.linked import ModelNews
 from gateway.doorbell import Doorbell
 from gateway.errors import GatewayError
 from gateway.fronts.messages import (
@@ -25,15 +26,20 @@ from gateway.fronts.messages import (
     FrontListens,
     GivenUp,
     Handed,
+    KillWanted,
+    LetGo,
+    LinkWanted,
     Message,
     Over,
     Reply,
     Serving,
+    SharedNews,
     Taken,
     frame_of,
     packet_of,
-    taken_of,
+    said_of,
 )
+from gateway.instances.links import MOST
 from gateway.instances.spawn import OURS, Exit, Process, ProcessPlan
 from gateway.version import version
 
@@ -97,6 +103,12 @@ class FrontLink:
         """True while its parent hands connections to it: that says so."""
         self.asked_to_end = False
         """True once it was told to drain or to go."""
+        self.loads = set[int]()
+        """The loads of models in shared processes that it uses, as its parent keeps count."""
+        self.asked: Callable[[FrontLink, KillWanted | LetGo], None] = lambda link, message: None
+        """Called with what it says of the shared processes."""
+        self.linked: Callable[[FrontLink, int, list[int]], None] = lambda link, id, descriptors: None
+        """Called with a link that it wants to one of them, and the descriptors, which are the callee's then."""
         self.changed: Callable[[FrontLink], None] = lambda link: None
         self.acknowledged: Callable[[FrontLink, Taken], None] = lambda link, taken: None
 
@@ -117,7 +129,8 @@ class FrontLink:
             with theirs:
                 process = Process.start(plan)
                 try:
-                    socket.send_fds(process.socket, [frame_of(begin)], [theirs.fileno()])
+                    first = frame_of(begin)
+                    sent = socket.send_fds(process.socket, [first], [theirs.fileno()])
                 except BaseException:
                     process.close()
                     raise
@@ -125,7 +138,11 @@ class FrontLink:
             ours.close()
             raise
         ours.setblocking(False)
-        return cls(process, ours, id)
+        link = cls(process, ours, id)
+        if sent < len(first):
+            link._out.append(first[sent:])
+            link._posted.ring()
+        return link
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -193,6 +210,9 @@ class FrontLink:
                 self.serving = message
             case CannotServe(text, configuration):
                 self.failed, self.configuration = text[:2000], configuration
+            case KillWanted() | LetGo():
+                self.asked(self, message)
+                return
             case GivenUp():
                 self.draining = True
             case Over():
@@ -228,6 +248,11 @@ class FrontLink:
     def tell(self, what: str, argument: Any = None, number: int = 0) -> None:
         """Asks without waiting for an answer."""
         self._out.append(frame_of(Command(number, what, argument)))
+        self._posted.ring()
+
+    def tell_news(self, news: ModelNews) -> None:
+        """Tells it of a model's shared processes."""
+        self._out.append(frame_of(SharedNews(news)))
         self._posted.ring()
 
     async def _write(self) -> None:
@@ -278,8 +303,16 @@ class FrontLink:
                 return
 
     def _hear_one(self) -> bool:
-        """Takes one acknowledgement; False where it has hung up. BlockingIOError where none is there."""
-        packet = self._handed.recv(PACKET)
-        if packet:
-            self.acknowledged(self, taken_of(packet))
+        """Takes one packet; False where it has hung up. BlockingIOError where none is there."""
+        packet, descriptors, _, _ = socket.recv_fds(self._handed, PACKET, MOST, socket.MSG_CMSG_CLOEXEC)
+        try:
+            said = said_of(packet) if packet else None
+            if isinstance(said, LinkWanted):
+                theirs, descriptors = descriptors, []
+                self.linked(self, said.id, theirs)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if isinstance(said, Taken):
+            self.acknowledged(self, said)
         return bool(packet)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, final
 
 import msgspec
 
+from gateway.catalog.processes.linked import ModelNews
 from gateway.fronts.sums import Family
 from gateway.operator.stats import StatsView
 from gateway.serving.drain import DrainReport
@@ -31,6 +32,21 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
+class SharedBegin(msgspec.Struct, frozen=True, array_like=True):
+    """A model in processes that the parent has, and its latest load."""
+
+    name: str
+    load: int
+    fields: dict[str, Any]
+    """The fields that its code sets (`described_fields`)."""
+    instances: int
+    shared_memory: int
+    input_formatter: bool = False
+    """True if it has one in its processes."""
+    output_formatter: bool = False
+
+
+@final
 class Begin(_Message, frozen=True, tag=0):
     """The parent's first word. The other socket comes with it."""
 
@@ -46,6 +62,8 @@ class Begin(_Message, frozen=True, tag=0):
     """Files of Python code whose models are served too; only fronts import them."""
     first: bool = False
     """True for the one that tells a terminal what is served."""
+    shared: list[SharedBegin] = []
+    """The models whose processes the parent has."""
 
 
 @final
@@ -111,7 +129,32 @@ class Over(_Message, frozen=True, tag=8):
     """Its last figures, where there is a plane."""
 
 
-Message: TypeAlias = Begin | Command | FrontHello | FrontListens | Serving | CannotServe | GivenUp | Reply | Over
+@final
+class SharedNews(_Message, frozen=True, tag=9):
+    """The parent's news of a model's processes."""
+
+    news: ModelNews
+
+
+@final
+class KillWanted(_Message, frozen=True, tag=10):
+    """The front has a reason why a process is to end."""
+
+    id: int
+    why: str
+
+
+@final
+class LetGo(_Message, frozen=True, tag=11):
+    """The front has no link to a process any more."""
+
+    id: int
+
+
+Message: TypeAlias = (
+    Begin | Command | FrontHello | FrontListens | Serving | CannotServe | GivenUp | Reply | Over
+    | SharedNews | KillWanted | LetGo
+)  # fmt: skip
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 
@@ -157,7 +200,14 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
-class Taken(msgspec.Struct, frozen=True, array_like=True):
+class LinkWanted(_Message, frozen=True, tag=1):
+    """A front's link to a process, whose descriptors come with the packet."""
+
+    id: int
+
+
+@final
+class Taken(_Message, frozen=True, tag=0):
     """A front has taken these, had no descriptors for those, and has so many open."""
 
     numbers: list[int]
@@ -165,10 +215,11 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
     open: int
 
 
-_packets, _acknowledgements = msgspec.msgpack.Decoder(list[Handed]), msgspec.msgpack.Decoder(Taken)
+_packets = msgspec.msgpack.Decoder(list[Handed])
+_from_front: msgspec.msgpack.Decoder[Taken | LinkWanted] = msgspec.msgpack.Decoder(Taken | LinkWanted)
 
 
-def packet_of(said: list[Handed] | Taken) -> bytes:
+def packet_of(said: list[Handed] | Taken | LinkWanted) -> bytes:
     """A packet."""
     return _encoder.encode(said)
 
@@ -178,6 +229,6 @@ def handed_of(packet: bytes) -> list[Handed]:
     return _packets.decode(packet)
 
 
-def taken_of(packet: bytes) -> Taken:
-    """What a front acknowledges. ValueError for what is none."""
-    return _acknowledgements.decode(packet)
+def said_of(packet: bytes) -> Taken | LinkWanted:
+    """Reads a packet of a front's. ValueError if it is neither an acknowledgement nor a request for a link."""
+    return _from_front.decode(packet)

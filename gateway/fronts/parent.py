@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias, final
 
 import trio
 
 from gateway.config import Config
+from gateway.config.load import resolve
 from gateway.config.problem import ConfigError
 from gateway.doorbell import Doorbell
 from gateway.errors import ModelGivenUp
 from gateway.fronts.handover import SILENT, Handover
 from gateway.fronts.link import FrontLink
 from gateway.fronts.messages import Begin, Taken
+from gateway.fronts.owned import OwnedModels, OwnedSpec
 from gateway.fronts.sums import Sums, sum_of
 from gateway.log_limits import LogLimits
 from gateway.net.listeners import Listener
@@ -51,13 +55,16 @@ class FrontFailed(OSError):
 class Parent:
     """Serves a configuration with several fronts. No byte of a client is read here."""
 
-    def __init__(self, config: Config, processes: int, command_line: CommandLine) -> None:
-        """Each front reads the configuration anew, by the command line."""
+    def __init__(self, config: Config, processes: int, command_line: CommandLine, owned: Iterable[OwnedSpec] = ()) -> None:
+        """Each front reads the configuration anew, by the command line. `owned` are the models whose processes all of them
+        share."""
         self.config, self.processes, self._command_line = config, processes, command_line
         self.ports = Ports()
         """Where it listens, once it does."""
         self.links: list[FrontLink] = []
         """The fronts that have a process."""
+        self.owned = OwnedModels(owned, self.links)
+        """The processes that they share."""
         self.current: dict[int, FrontLink] = {}
         """Of these, the one that serves, or comes up to, in each place."""
         self.sums = Sums()
@@ -91,6 +98,7 @@ class Parent:
         self._listeners, self.ports = open_ports(self.config)
         try:
             async with trio.open_nursery() as self._nursery:
+                self.owned.start(self._nursery)
                 async with trio.open_nursery() as self._up:
                     self._up.start_soon(self._come_up)
                     await self._draining.wait()
@@ -127,8 +135,11 @@ class Parent:
     def _start(self, number: int) -> FrontLink:
         """A front for a place, which is not handed anything yet. OSError."""
         self._ids += 1
-        begin = Begin(number, self.processes, self.ports, *self._command_line, first=self._ids == 1)
+        owned = self.owned.begins()
+        begin = Begin(number, self.processes, self.ports, *self._command_line, first=self._ids == 1, shared=owned)
         link = FrontLink.start(begin, self._ids)
+        link.asked, link.linked = self.owned.asked, self.owned.link
+        self.owned.welcome(link)
         link.changed, link.acknowledged = self._noticed, self._acknowledged
         self.links.append(link)
         self._nursery.start_soon(self._live, link)
@@ -150,6 +161,7 @@ class Parent:
         lost = self._handover.open(link.id)
         self._handover.remove(link.id)
         self.links.remove(link)
+        self.owned.gone(link)
         over = link.over
         self.sums.remove(link.id, over.metrics if over is not None else None)
         if self._draining.is_set() and link.taking:
@@ -250,14 +262,33 @@ class Parent:
     async def _replace(self) -> None:
         while True:
             await self._replace_wanted.wait()
+            if not await self._renew():
+                continue
             for number in range(self.processes):
                 old = self.current[number]
                 if not old.taking:
                     continue  # it comes again by itself, and reads all anew
                 if not await self._replace_one(number, old):
+                    self.owned.take_back()
                     break
             else:
                 log.info("fronts replaced", extra={"fronts": self.processes})
+
+    async def _renew(self) -> bool:
+        """Reads the configuration anew, and starts the processes of its models; False where these do not come up. If there
+        are none, the first front reports an error of the configuration."""
+        if self.processes == 1:  # it has its processes itself
+            return True
+        file, overrides, flags, _ = self._command_line
+        path = None if file is None else Path(file)
+        try:
+            config = resolve(file=path, environ=os.environ, overrides=overrides, flags=flags).config
+            reason = await self.owned.renew(config)
+        except ConfigError as e:
+            reason = str(e) if self.owned.latest else ""
+        if reason:
+            log.error("the processes of models do not come up: the old ones stay", extra={"reason": reason})
+        return not reason
 
     async def _replace_one(self, number: int, old: FrontLink) -> bool:
         self._replacing.add(number)
@@ -362,6 +393,7 @@ class Parent:
                 link.kill()
         with trio.move_on_after(_UNLOAD):
             await self._until(lambda: not self.links)
+        await self.owned.stop()
         self.report = sum_of(self._reports, lost=self.lost)
         self._reported.set()
         self._nursery.cancel_scope.cancel()

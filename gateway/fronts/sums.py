@@ -43,8 +43,8 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
     samples: list[Sample]
 
 
-def families_of(registry: CollectorRegistry) -> list[Family]:
-    """All that a registry has now."""
+def families_of(metrics: Iterable[Metric]) -> list[Family]:
+    """Those of a registry, or others, as they are now."""
     return [
         Family(
             metric.name,
@@ -52,7 +52,7 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
             metric.type,
             [Sample(sample.name, sample.labels, float(sample.value)) for sample in metric.samples],
         )
-        for metric in registry.collect()
+        for metric in metrics
     ]
 
 

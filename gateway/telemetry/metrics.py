@@ -28,6 +28,7 @@ from gateway.workers.worker import Worker
 if TYPE_CHECKING:
     from gateway.telemetry.loop_watch import Blocks
     from gateway.telemetry.observer import Observer
+    from gateway.workers.snapshot import InstanceStatus
     from gateway.workers.supervisor import Supervisor
 
 _OF_AN_EXCHANGE = ("wire", "dialect", "model")
@@ -352,31 +353,15 @@ class Metrics(Collector):
         )
 
     def _of_instances(self) -> Iterator[Metric]:
-        there: dict[tuple[str, ...], Any] = {
+        there: dict[tuple[str, ...], InstanceStatus] = {
             (name, str(one.number)): one
             for worker, name in self._workers.items()
             for one in getattr(worker.model, "__model_instances__", ())
         }
-        for field, about in _OF_INSTANCES.items():
-            values = {key: getattr(one, field) for key, one in there.items()}
-            yield _gauges(f"everywire_instance_{field}", about, _INSTANCE, values)
-        shared = {
-            (*key, direction): getattr(one, f"shared_{direction}_bytes")
-            for key, one in there.items()
-            for direction in ("bodies", "answers")
+        received = {
+            name: worker.body_memory.used_bytes for worker, name in self._workers.items() if worker.body_memory is not None
         }
-        for worker, name in self._workers.items():
-            if worker.body_memory is not None:  # of all its processes
-                shared[name, "", "received"] = worker.body_memory.used_bytes
-        about = "Memory that a model's processes share with the gateway, in use or kept warm."
-        yield _gauges("everywire_instance_shared_bytes", about, (*_INSTANCE, "direction"), shared)
-        up = {key: one.state == "ready" for key, one in there.items()}
-        yield _gauges("everywire_instance_up", "1 while this process of a model takes sessions.", _INSTANCE, up)
-        for field, about in _TOTALS_OF_INSTANCES.items():
-            family = CounterMetricFamily(f"everywire_instance_{field}", about, labels=_INSTANCE)
-            for key, one in there.items():
-                family.add_metric(key, getattr(one, field))
-            yield family
+        yield from metrics_of_instances(there, received)
 
     def _notice(self, worker: Worker) -> None:
         """A worker is new, or has changed."""
@@ -406,6 +391,33 @@ _TOTALS_OF_INSTANCES = {
     "restarts": "Starts of this process of a model, but the first.",
     "cpu_seconds": "CPU that this process of a model has used since it started.",
 }
+
+
+def metrics_of_instances(
+    there: Mapping[tuple[str, ...], InstanceStatus], received: Mapping[str, int] = {}
+) -> Iterator[Metric]:
+    """The metrics of processes, by their models' names and their numbers. `received`: bytes of bodies, for any process of a
+    model."""
+    for field, about in _OF_INSTANCES.items():
+        values = {key: getattr(one, field) for key, one in there.items()}
+        yield _gauges(f"everywire_instance_{field}", about, _INSTANCE, values)
+    shared = {
+        (*key, direction): getattr(one, f"shared_{direction}_bytes")
+        for key, one in there.items()
+        for direction in ("bodies", "answers")
+    }
+    shared |= {(name, "", "received"): size for name, size in received.items()}
+    about = "Memory that a model's processes share with the gateway, in use or kept warm."
+    yield _gauges("everywire_instance_shared_bytes", about, (*_INSTANCE, "direction"), shared)
+    up = {key: one.state == "ready" for key, one in there.items()}
+    yield _gauges("everywire_instance_up", "1 while this process of a model takes sessions.", _INSTANCE, up)
+    for field, about in _TOTALS_OF_INSTANCES.items():
+        family = CounterMetricFamily(f"everywire_instance_{field}", about, labels=_INSTANCE)
+        for key, one in there.items():
+            family.add_metric(key, getattr(one, field))
+        yield family
+
+
 _TOTALS = {
     "restarts": "How often the model was loaded again after it had ended or crashed.",
     "stuck_sessions": "Sessions whose code did not come back in time.",

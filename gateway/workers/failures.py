@@ -16,6 +16,10 @@ class LoadEnded(RuntimeError):
     """The context of a `load()` is over, and nobody had asked it to be; nothing was raised."""
 
 
+class GivenUpElsewhere(Exception):
+    """The owner of the model's processes does not start them again."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastError:

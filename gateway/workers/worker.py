@@ -23,7 +23,7 @@ from gateway.errors import (
 from gateway.log_limits import LogLimits
 from gateway.workers import failures
 from gateway.workers.caller import Caller
-from gateway.workers.failures import Failure, LastError, LoadEnded
+from gateway.workers.failures import Failure, GivenUpElsewhere, LastError, LoadEnded
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.slots import Slots
 from gateway.workers.states import Life, State
@@ -204,9 +204,10 @@ class Worker:
                     break
                 now, ended = trio.current_time(), isinstance(crash, LoadEnded)
                 self.crashes = [*within_period(policy, self.crashes, now), now]
-                self.reason = text_without_secrets(f"{type(crash).__name__}: {crash}")[:300]
+                told = isinstance(crash, GivenUpElsewhere)  # which has the type and text of what it was given up for
+                self.reason = text_without_secrets(str(crash) if told else f"{type(crash).__name__}: {crash}")[:300]
                 wait = None
-                if life.lasting or life.loaded:
+                if (life.lasting or life.loaded) and not told:
                     wait = decide(policy, self.crashes, now, ended=ended, chance=self._chance())
                 over = wait is None and ended and policy.kind is not Restart.PERMANENT
                 if over:

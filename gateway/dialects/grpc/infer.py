@@ -71,6 +71,7 @@ class InferMessages:
         """The model that a request names: of tensors, or one that can answer as a model of text. NotFound, BadRequest,
         Unavailable, V2Error for a request that it cannot have."""
         worker = self.tensors.worker(exchange, call.model_name, call.model_version)
+        self.tensors.bounds_of(worker).check_sequence(call.request.parameters)
         if worker.spec.family is not _TENSOR:
             self.tensors.models.check_family(worker, Family.TEXT, "gRPC but by text_input")
         if not worker.slots.open:

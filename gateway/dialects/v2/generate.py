@@ -65,11 +65,11 @@ class GenerateDialect:
         arrived = perf_counter_ns()
         try:
             if tensors:
-                read = partial(generate.read_generate, body, calls.codec_of(worker).signature, calls.bounds)
+                read = partial(generate.read_generate, body, calls.codec_of(worker).signature, calls.bounds_of(worker))
                 request = await calls.parsed(exchange, body, len(body), read, named=False)
                 await self._tensors(exchange, worker, request, arrived, streams=streams)
             else:
-                read_text = partial(_read_text, body, calls.bounds, worker, calls.models.config.limits)
+                read_text = partial(_read_text, body, calls.bounds_of(worker), worker, calls.models.config.limits)
                 asked = await read_json(exchange, body, calls.models.config.limits, read_text)
                 await self._text(exchange, worker, asked, streams=streams)
         except v2.V2Error as e:

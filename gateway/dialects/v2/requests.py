@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -49,8 +50,9 @@ class V2Calls:
             tensors=limits.tensors,
             dims=limits.tensor_dims,
             elements=limits.bytes_elements,
-            sequences=models.config.listen.processes == 1,
         )
+        apart = models.config.listen.processes != 1
+        self._in_process = replace(self.bounds, sequences=False) if apart else self.bounds
 
     def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
         """The model of a route, whatever its family; the exchange is v2's from here on. NotFound. One that `infers` is ready
@@ -89,12 +91,18 @@ class V2Calls:
         except v2.V2Error as e:
             raise BadRequest(e.message, status=e.status) from None
 
+    def bounds_of(self, worker: Worker) -> v2.V2Limits:
+        """The limits of a model's requests: where each of several fronts has a model of its own, and none of processes that
+        all share, the requests of a sequence cannot be kept together."""
+        model = self.models.config.models.get(worker.name)
+        return self.bounds if model is not None and model.process.wanted else self._in_process
+
     def codec_of(self, worker: Worker) -> v2.InferCodec:
         """The codec of a model's calls."""
         infer: v2.InferCodec | None = worker.tensor_codec
         if infer is None:
             infer = worker.tensor_codec = v2.InferCodec(
-                signature_of(worker.spec), version=worker.spec.version, limits=self.bounds
+                signature_of(worker.spec), version=worker.spec.version, limits=self.bounds_of(worker)
             )
         return infer
 

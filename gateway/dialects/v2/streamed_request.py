@@ -69,7 +69,9 @@ class Pieces:
                 accepted=b"identity",
             )
         length = exchange.request.content_length
-        reader = PieceReader(header_length, length, calls.codec_of(worker).signature, calls.bounds, largest=calls.body)
+        reader = PieceReader(
+            header_length, length, calls.codec_of(worker).signature, calls.bounds_of(worker), largest=calls.body
+        )
         # who has said what is to come may be as slow with it as the model's timeout allows
         exchange.limit_silence(calls.models.config.limits.body_silence, "limits.body_silence")
         inbound = exchange.open_inbound()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.config import Config, ListenConfig
+from gateway.cli.serve import make_gateway
+from gateway.config import Config, ListenConfig, RepositoryConfig
 from gateway.config.load import Resolved, resolve
 from gateway.config.problem import ConfigError
 from gateway.config.share import configuration_of_each, processes_of, usable_cores
@@ -75,7 +77,6 @@ def test_what_each_has_is_shown() -> None:
             {"endpoints.mme.models": "/opt/ml/models/a"},
             "endpoints.mme.models (--set endpoints.mme.models) = '/opt/ml/models/a'",
         ),
-        ({"models.chat.factory": "app:Chat", "models.chat.process.instances": 2}, "models.chat.process"),
         ({"repository.process.enabled": True}, "repository.process"),
     ],
 )
@@ -85,6 +86,11 @@ def test_what_would_be_each_ones_own_contradicts_them_and_both_are_named(overrid
     assert named in said
     assert "contradict each other" in said
     resolved(overrides)  # which one process may have
+
+
+def test_they_share_the_processes_of_a_model() -> None:
+    config = resolved({**TWO, "models.chat.factory": "app:Chat", "models.chat.process.instances": 2}).config
+    assert config.models["chat"].process.count == 2
 
 
 def test_they_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +104,12 @@ def test_a_program_that_serves_in_its_own_process_has_one(processes: int) -> Non
     with pytest.raises(ConfigError, match=rf"listen\.processes is {processes}, and this program serves in its own process"):
         Gateway(config)
     assert Gateway(config, ports=Ports(port=8080)).port == 8080  # unless a parent hands it connections
+
+
+def test_a_folder_whose_model_has_a_process_is_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "model.toml").write_text('factory = "echo"\n[process]\ninstances = 2\n')
+    config = Config(listen=ListenConfig(processes=2), repository=RepositoryConfig(roots=(str(tmp_path),), model=str(folder)))
+    with pytest.raises(ConfigError, match=r"repository\.model: its model\.toml has a process, and listen\.processes is 2"):
+        make_gateway(config, ports=Ports(port=8080))

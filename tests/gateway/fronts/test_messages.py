@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.catalog.processes.linked import ModelNews, Offer
 from gateway.fronts.messages import (
     LARGEST,
     Begin,
@@ -14,27 +15,36 @@ from gateway.fronts.messages import (
     ControlFrames,
     FrontListens,
     Handed,
+    KillWanted,
+    LetGo,
+    LinkWanted,
     Message,
     Over,
     Reply,
     Serving,
+    SharedBegin,
+    SharedNews,
     Taken,
     frame_of,
     handed_of,
     packet_of,
-    taken_of,
+    said_of,
 )
 from gateway.fronts.sums import Family, Sample
 from gateway.serving.drain import DrainReport
 from gateway.serving.ports import Ports
 
 SAID: list[Message] = [
+    Begin(0, 2, Ports(), None, {}, {}, shared=[SharedBegin("chat", 1, {"family": "text"}, 2, 2**20)]),
     Begin(1, 2, Ports(port=8080, addresses=("http://127.0.0.1:8080",)), None, {"a.b": "c"}, {"a.b": "--set a.b"}),
     Command(3, "drain", 1.5),
     FrontListens(),
     Serving(["chat"], ("model 'chat' is loading",)),
     CannotServe("no weights", configuration=False),
     Reply(3, {"a": [1, None]}),
+    SharedNews(ModelNews("chat", 2, [Offer(7, 0, 4711), Offer(5, 1, 4700, 2.5)], 1, "it ended", over=False, given_up=[3])),
+    KillWanted(7, "its loop is silent"),
+    LetGo(7),
     Over(
         DrainReport(live=1, endings={"complete": 1}, seconds=0.5, clean=True),
         [Family("calls", "Calls.", "counter", [Sample("calls_total", {"model": "a"}, 2.0)])],
@@ -65,6 +75,7 @@ def test_what_is_no_message_is_a_valueerror(data: bytes) -> None:
 def test_packets_come_back_as_they_were() -> None:
     handed = [Handed(1, tls=False), Handed(2, tls=True)]
     assert handed_of(packet_of(handed)) == handed
-    assert taken_of(packet_of(Taken([1], [2], 7))) == Taken([1], [2], 7)
+    assert said_of(packet_of(Taken([1], [2], 7))) == Taken([1], [2], 7)
+    assert said_of(packet_of(LinkWanted(7))) == LinkWanted(7)
     with pytest.raises(ValueError, match=r"."):
-        taken_of(b"\x91\xa1a")
+        said_of(b"\x91\xa1a")

@@ -59,10 +59,10 @@ def test_what_a_front_has_counted_stays_when_it_goes_and_what_it_held_does_not()
 
 def test_a_gateways_own_metrics_come_through_as_they_are() -> None:
     registry, sums = Gateway().registry, Sums()
-    sums.put(1, families_of(registry))
+    sums.put(1, families_of(registry.collect()))
     one = exposition(registry)[1].decode()
     assert text_of(sums).startswith(one)
-    sums.put(2, families_of(registry))
+    sums.put(2, families_of(registry.collect()))
     for line, twice in zip(one.splitlines(), text_of(sums).splitlines(), strict=False):
         name, _, value = line.rpartition(" ")
         if not line.startswith(("#", "everywire_build")):

@@ -1,0 +1,128 @@
+"""How sessions find the process that runs them: the ready one with the fewest, or the one that has their sequence."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
+from operator import attrgetter
+from typing import Any
+
+import trio
+
+from gateway.catalog.processes.formatting import InstanceFormatting
+from gateway.errors import WorkerLost
+from gateway.instances.instance import Instance
+from gateway.instances.memory import Arena
+from gateway.instances.messages import Load
+from gateway.workers.snapshot import InstanceStatus
+from models.errors import ModelError
+from models.messages import Family, InferRequest
+from models.session import Session
+from models.spec import Model, ModelSpec
+
+_THREADS = 64
+
+
+class _Elsewhere:
+    """A function of the model's author that is called in a process, from a thread of this one."""
+
+    elsewhere = True
+
+    def __init__(self, ask: Callable[[str, Any], Awaitable[Any]], name: str) -> None:
+        self._ask, self._name = ask, name
+
+    def __call__(self, argument: Any) -> Any:
+        return trio.from_thread.run(self._ask, self._name, argument)
+
+
+class InstanceCalls(ABC):
+    """The processes of one model, called as one."""
+
+    def __init__(self, spec: ModelSpec, bodies: Arena | None) -> None:
+        """`bodies` is where bodies for the model are best received; None: anywhere."""
+        self._spec, self._bodies = spec, bodies
+        self.parameters: frozenset[str] | None = None
+        self.chat_template: _Elsewhere | None = None
+        self.count_tokens: _Elsewhere | None = None
+
+    @abstractmethod
+    def _ready(self) -> list[Instance]:
+        """Those that a new session may go to."""
+
+    @abstractmethod
+    def _of_sequence(self, sequence: Any, request: InferRequest) -> Instance:
+        """The one that has a sequence. WorkerLost; ModelError where it was lost."""
+
+    @property
+    @abstractmethod
+    def __model_instances__(self) -> Iterator[InstanceStatus]:
+        """Each process as it is now. No model of a user has an attribute of this name."""
+
+    @property
+    def __model_bodies__(self) -> Arena | None:
+        """The memory in which whole bodies for the model are best received: its processes see them there."""
+        return self._bodies
+
+    @property
+    def _load(self) -> Load:
+        return load_of(self._spec)
+
+    def _hear(self, instance: Instance) -> bool:
+        """Notes what a loaded instance says of the model; False where it has ended."""
+        said = instance.loaded
+        if said is None:
+            return False
+        self.parameters = None if said.parameters is None else frozenset(said.parameters)
+        self.chat_template = _Elsewhere(self._ask, "chat_template") if said.chat_template else None
+        self.count_tokens = _Elsewhere(self._ask, "count_tokens") if said.count_tokens else None
+        return True
+
+    async def __call__(self, session: Session[Any, Any], /) -> None:
+        first = None
+        if self._spec.family is not Family.PARTS:  # a model of parts may speak first
+            with suppress(trio.EndOfChannel):
+                first = await session.receive()
+        instance: Instance = getattr(session.channel, "runs_in", None) or self._chosen(first)
+        await instance.call(session, first)
+
+    def _chosen(self, first: object) -> Instance:
+        """The ready instance with the fewest sessions; for a request of a sequence, the one that has it."""
+        if type(first) is InferRequest and (sequence := first.parameters.get("sequence_id")):
+            return self._of_sequence(sequence, first)
+        ready = self._ready()
+        if not ready:
+            raise self._none_ready()
+        return min(ready, key=attrgetter("busy"))
+
+    def _none_ready(self) -> WorkerLost:
+        return WorkerLost(f"no process of model {self._spec.name!r} is ready; try again")
+
+    def __model_formatting__(self, id: str) -> InstanceFormatting:
+        """The formatters for a request of this id, if the model has some. By a name as above."""
+        return InstanceFormatting(self._chosen(None), id, writes=self._spec.output_formatter is not None)
+
+    async def _ask(self, function: str, argument: Any) -> Any:
+        return await self._chosen(None).ask(function, argument)
+
+
+class UnfinishedLoad(ABC):
+    """How a model in processes is loaded, while its spec is not complete by the configuration."""
+
+    @abstractmethod
+    def complete(self, spec: ModelSpec) -> ModelSpec:
+        """The spec, which is complete now, as it is to be served."""
+
+    def __call__(self) -> AbstractAsyncContextManager[Model]:
+        raise AssertionError("it is loaded by its completed spec")
+
+
+def load_of(spec: ModelSpec) -> Load:
+    """Makes the message that has a process load the model."""
+    threads = spec.threads or min(spec.capacity, _THREADS)
+    return Load(threads, spec.step_timeout, spec.stop_within, spec.stuck_limit)
+
+
+def lost_sequence(sequence: Any) -> ModelError:
+    """Makes the error for a request of a sequence whose process has ended."""
+    return ModelError(f"sequence {sequence} is lost: its process ended; begin it again", code="SequenceLost", status=400)
