@@ -23,7 +23,7 @@ from gateway.config.text import show
 from gateway.errors import BadRequest, GatewayError, Overloaded, TooLarge
 from gateway.operator.access import Access, Endpoint, address_of
 from gateway.operator.answers import Answers, GatewayAnswers
-from gateway.operator.console import console_response
+from gateway.operator.console_files import console_response
 from gateway.operator.events import EventStream
 from gateway.operator.history import LONGEST, History
 from gateway.operator.operated import Operated
@@ -101,6 +101,7 @@ class _Routes:
     def all(self) -> list[Route]:
         handlers: dict[str, Endpoint] = {
             "console": self._console,
+            "console_file": self._console_file,
             "openapi": self._openapi,
             "live": self._live,
             "ready": self._ready,
@@ -128,8 +129,8 @@ class _Routes:
             handler = handlers[operation.name]
             if operation.name not in OPEN:
                 handler = self._access.guarded(handler)
-            # a name in the multi-model API may have a slash
-            paths = [path.replace("{name}", "{name:path}") for path in operation.paths]
+            # a name in the multi-model API may have a slash, and so has a file of the console
+            paths = [path.replace("{name}", "{name:path}").replace("{file}", "{file:path}") for path in operation.paths]
             routes += [Route(path, handler, methods=[operation.method]) for path in paths]
         return routes
 
@@ -141,7 +142,10 @@ class _Routes:
         ]
 
     async def _console(self, request: Request) -> Response:
-        return console_response()
+        return console_response(request)
+
+    async def _console_file(self, request: Request) -> Response:
+        return console_response(request, str(request.path_params["file"]))
 
     async def _openapi(self, request: Request) -> Response:
         return _answer(document(version()))

@@ -126,6 +126,7 @@ _CAPTURED = {
     "name": "The name of a model.",
     "id": "The id of a stream, as its client has it as x-request-id; or the number of an incident.",
     "number": "The number of one of its processes, from 0.",
+    "file": "The path of a file.",
 }
 _ERRORS = {
     400: "The request is wrong; the text names the field.",
@@ -156,9 +157,19 @@ OPERATIONS: tuple[Operation, ...] = (
         name="console",
         method="GET",
         paths=("/",),
-        summary="A page that shows models and live streams.",
+        summary="The console: a page that shows models, live streams and incidents.",
         answers=(
             Answer(status=200, description="The page.", bodies=(Body(content_type="text/html", description="HTML."),)),
+        ),
+    ),
+    Operation(
+        name="console_file",
+        method="GET",
+        paths=("/console/{file}",),
+        summary="A script, a style or a licence of the console.",
+        answers=(
+            Answer(status=200, description="The file.", bodies=(Body(content_type="text/*", description="Text."),)),
+            Answer(status=404, description="There is no such file.", bodies=(Body(type=ErrorReply),)),
         ),
     ),
     Operation(
@@ -361,7 +372,7 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 """By their names, in the order in which paths are looked at; the application has a handler for each."""
 
-OPEN = frozenset({"console", "live", "ready"})
+OPEN = frozenset({"console", "console_file", "live", "ready"})
 """What nobody needs a token for."""
 
 
