@@ -1,0 +1,27 @@
+"""Models that do what their prompt says, for the console to show."""
+
+from collections.abc import AsyncIterator
+
+import trio
+
+from models.messages import Prompt
+
+
+async def chat(prompt: Prompt) -> AsyncIterator[str]:
+    """`COUNT PAUSE`: so many tokens, so many seconds apart."""
+    count, pause = prompt.text.split()
+    for number in range(int(count)):
+        yield f"{number} "
+        await trio.sleep(float(pause))
+
+
+async def flaky(prompt: Prompt) -> AsyncIterator[str]:
+    raise RuntimeError(prompt.text)
+    yield ""
+
+
+async def big(prompt: Prompt) -> AsyncIterator[str]:
+    """As much as the client takes."""
+    for _ in range(60_000):
+        yield "y" * 2000
+        await trio.sleep(0.001)
