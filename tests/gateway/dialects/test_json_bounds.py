@@ -246,7 +246,7 @@ async def test_values_are_paid_for_before_they_are_made_and_given_back(
             return real(data, **options)
 
         monkeypatch.setattr(strict_json, "loads", watched)
-        monkeypatch.setattr("gateway.dialects.text.lmi_formatters.loads", watched)
+        monkeypatch.setattr("gateway.codecs.formatting.loads", watched)
         with uncollected():
             for _ in range(2):
                 status, said = await ask(house, ROUTES[name], value)

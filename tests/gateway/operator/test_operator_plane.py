@@ -252,7 +252,7 @@ async def test_a_client_that_stops_reading_is_ended_by_the_kernel(monkeypatch: p
     assert asked == [7000]
 
 
-@pytest.mark.parametrize("path", ["/", "/streams/events?interval=0.1", "/metrics"])
+@pytest.mark.parametrize("path", ["/console/overview.mjs", "/streams/events?interval=0.1", "/metrics"])
 @pytest.mark.parametrize("window", [0, 1000])
 async def test_a_client_that_gives_no_window_is_left(window: int, path: str, caplog: Any, mock_clock: MockClock) -> None:
     """Its kernel takes all there is, so that ours does not end it."""
