@@ -63,6 +63,26 @@ async def test_a_silent_session_is_ended_as_soon_as_another_waits_for_its_slot_a
         await second.leave(Leave.CLOSE)
 
 
+async def test_a_ping_of_ours_and_its_pong_are_no_messages(autojump_clock: MockClock) -> None:
+    probe, over = Probe(echoing), list[Over]()
+    async with serving(probe.spec("websocket", capacity=1), wire="websocket") as house:
+        call = await house.call("websocket")
+
+        async def read() -> None:
+            over.append((await call.rest())[1])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)  # which answers Pings
+            await trio.sleep(200)
+            assert probe.live == 1
+            assert not over
+            began = trio.current_time()
+            second = await wait_for_a_slot(house)
+        assert over == [said_of("websocket")]
+        assert trio.current_time() - began <= 1.0
+        await second.leave(Leave.CLOSE)
+
+
 @pytest.mark.parametrize("wire", ["bidi", "websocket"])
 async def test_its_silence_counts_from_when_it_had_its_slot(wire: str, autojump_clock: MockClock) -> None:
     probe = Probe(echoing)
