@@ -434,6 +434,7 @@ def missing(tree: ast.AST) -> list[str]:
 USERS = sorted(p for folder in ("tests", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("path", USERS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_what_a_test_takes_from_our_modules_is_there(path: Path) -> None:
     """mypy does not read these, and many run nightly alone: a name that has moved is found here."""

@@ -7,6 +7,7 @@ import pytest
 from tests.docs import english
 
 
+@pytest.mark.sweep
 def test_findings_only_become_fewer() -> None:
     more, fewer = english.differences(english.frozen(), english.counted(english.files()))
     assert not more, "more than before; `python -m tests.docs.english PATH` shows them: " + "; ".join(more)

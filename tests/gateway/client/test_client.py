@@ -230,7 +230,8 @@ async def test_a_refusal_says_when_to_try_again(autojump_clock: Any) -> None:
         assert memory.gateway.budget.try_reserve(100 * 1024)
         with pytest.raises(Refused) as refused:
             await of(memory, "http1").call(lmi("x", "words"))
-        assert (refused.value.status, refused.value.retry_after) == (503, 1.0)
+        assert refused.value.status == 503
+        assert refused.value.retry_after in (1.0, 2.0)  # a second, and chance adds up to a quarter of it
         memory.gateway.budget.release(100 * 1024)
 
 

@@ -87,6 +87,12 @@ def test_a_full_cell_sends_clients_away_and_that_is_no_mistake() -> None:
     assert np.count_nonzero(fleet.clients.pod < 0) == 900 - setup.capacity
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs each test in a folder that hides no package of ours."""
+    monkeypatch.chdir(tmp_path)
+
+
 def said(*words: str, status: int = 0) -> str:
     done = CliRunner().invoke(main.program, ["simulate", *words])
     assert done.exit_code == status, done.output
