@@ -88,7 +88,9 @@ def pod(folder: Path, code: str) -> Iterator[Pod]:
     port = free_port()
     here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8080": f"--port={port}"}
     args = [here.get(arg, arg) for arg in [*command(on=str(made)), f"--set=repository.code={made}"]]
-    with Container(args, work, environ(), port=port) as process:
+    others = ("EVERYWIRE_LISTEN__GRPC_PORT", "EVERYWIRE_METRICS__PORT")  # two pods share no addresses, but here they do
+    variables = environ() | {name: str(free_port()) for name in others}
+    with Container(args, work, variables, port=port) as process:
         yield Pod(process)
 
 

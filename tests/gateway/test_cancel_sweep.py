@@ -497,8 +497,13 @@ def stopped_and_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def session_kept_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Child.take
-    monkeypatch.setattr(Child, "take", lambda child, message: None if type(message) is Cancel else real(child, message))
+    real = Child._take
+
+    def take(child: Child, link: Any, message: Any) -> None:
+        if type(message) is not Cancel:
+            real(child, link, message)
+
+    monkeypatch.setattr(Child, "_take", take)
 
 
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = [

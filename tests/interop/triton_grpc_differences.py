@@ -175,7 +175,7 @@ DIFFERENCES: Sequence[Difference] = (
         triton="a stream reset",
         here="left out",
         why="it cannot be decoded",
-        cases={"binary metadata that is not base64": (_RESET, _OK)},
+        cases={"binary metadata that is no base64": (_RESET, _OK)},
     ),
     Difference(
         asked="an unknown group (wire types 3 and 4)",
@@ -350,14 +350,14 @@ DIFFERENCES: Sequence[Difference] = (
         here="5; at ModelReady `ready` false",
         why="there is no such version, as any other unknown one",
         cases={
-            **_all(_INVALID, _NOT_FOUND, "a version that is not a number", "a version below 0"),
+            **_all(_INVALID, _NOT_FOUND, "a version that is no number", "a version below 0"),
             **_all(
                 _INVALID,
                 _NOT_FOUND,
-                *(f"{what}: a version that is not a number" for what in ("metadata", "config", "statistics")),
+                *(f"{what}: a version that is no number" for what in ("metadata", "config", "statistics")),
             ),
-            "ready: a version that is not a number": (_INVALID, _OK),
-            "stream: a version that is not a number": _refused("identity_fp32", "one"),
+            "ready: a version that is no number": (_INVALID, _OK),
+            "stream: a version that is no number": _refused("identity_fp32", "one"),
         },
     ),
     Difference(

@@ -232,8 +232,13 @@ def _sessions_of_a_dead_process(patch: pytest.MonkeyPatch) -> None:
 
 
 def _cancel_not_told(patch: pytest.MonkeyPatch) -> None:
-    take = Child.take
-    patch.setattr(Child, "take", lambda self, message: None if type(message) is Cancel else take(self, message))
+    real = Child._take
+
+    def take(child: Child, link: Any, message: Any) -> None:
+        if type(message) is not Cancel:
+            real(child, link, message)
+
+    patch.setattr(Child, "_take", take)
 
 
 def _credit_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -241,7 +246,7 @@ def _credit_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def _stopped_and_left_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Instance, "_kill", lambda self, why: None)
+    patch.setattr(Instance, "kill", lambda self, why: None)
 
 
 def _process_kept(patch: pytest.MonkeyPatch) -> None:

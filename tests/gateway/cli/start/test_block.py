@@ -137,7 +137,12 @@ def test_the_calls_work_as_they_are_printed_and_ctrl_c_stops(tmp_path: Path) -> 
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         answers = [
             subprocess.run(
-                ["bash", "-c", call], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=PATIENCE
+                ["bash", "-c", call],
+                cwd=tmp_path,
+                env={**os.environ, "PATH": path},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
             )
             for call in [*calls, f"curl -sf {console[0]}"]
         ]
