@@ -427,8 +427,7 @@ async def rolling(
     - `blocking`: True runs its methods in threads: rounds of `close`, `prefill` and `step` one at a time, and `open` beside
       them. False runs all of them on the event loop, which they block: use it only for rounds well under 1 ms.
     - `max_batch`: the most sequences in a step.
-    - `max_sequences`: the most sequences with a place, whether prefilling, stepped or parked: each may hold a cache. Further
-    ones
+    - `max_sequences`: the most sequences with a place, whether prefilling, stepped or parked: each may hold a cache. Others
       wait for a place, in order of arrival.
     - `prefill_budget`: the most prompt tokens that are taken in between two steps, of all prompts together.
     - `ahead`: the most messages of a sequence that its session has not sent yet. With 1, every step waits for the slowest
