@@ -40,7 +40,6 @@ class Outbound:
     """
 
     __slots__ = (
-        "_left",
         "_stream",
         "_writer",
         "beside",
@@ -76,7 +75,6 @@ class Outbound:
         self.finishing: Ending | None = None
         """The ending that is queued."""
         self.status = self.bytes_out = 0
-        self._left = 0  # of `bytes_out`, those of which all has left
         self.charged = 0
         """A message larger than the send buffer, paid from the budget until it has left."""
         self.items = 0  # what turns have counted of its messages, the present one left out
@@ -165,21 +163,16 @@ class Outbound:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def room_changed(self) -> None:
-        """The wire calls it when bytes of this exchange have left. If all of them are the wire's own, such as a Ping of a
-        WebSocket, the answer has not moved."""
-        now = self.owner.last_sent
-        if self.bytes_out != self._left:
-            self.sent_at = now
-            if self.first_at is None:
-                self.first_at = now
-            if self.wire.empty(self._stream):
-                self._left = self.bytes_out
-                if self.charged:
-                    self.uncharge()
+        """The wire calls it when bytes of this exchange have left."""
+        self.sent_at = self.owner.last_sent
+        if self.first_at is None and self.bytes_out:
+            self.first_at = self.sent_at
+        if self.charged and self.wire.empty(self._stream):
+            self.uncharge()
         writer = self._writer
         if writer is not None:
             self._writer = None
-            self.exchange.has_waited(ROOM, now)
+            self.exchange.has_waited(ROOM, self.sent_at)
             trio.lowlevel.reschedule(writer)
 
     def uncharge(self) -> None:

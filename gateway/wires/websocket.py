@@ -48,7 +48,7 @@ class WebSocketWire:
 
     __slots__ = (  # there is one for each of many silent sessions
         "_before", "_choked", "_closing_since", "_config", "_connection", "_counters", "_ended_at", "_exchange", "_failed",
-        "_floods", "_gone", "_inbound", "_large", "_machine", "_pace", "_ping_at", "_pong_due",
+        "_floods", "_gone", "_inbound", "_large", "_left", "_machine", "_pace", "_ping_at", "_pong_due",
     )  # fmt: skip
     name = "websocket"
     windowed, exclusive = False, False
@@ -73,6 +73,7 @@ class WebSocketWire:
         self._ended_at: float | None = None  # by us, for what the peer does
         self._closing_since: float | None = None
         self._ping_at = connection.clock()
+        self._left = 0  # `bytes_out` of the answer when all of them had left
         self._pong_due: float | None = None
         unread = machine.switch()
         if unread:
@@ -197,9 +198,13 @@ class WebSocketWire:
         if self._choked and self._ended_at is None:
             self._choked = False
             self._connection.read_more()
-        stream = self._exchange.stream
+        stream, outbound = self._exchange.stream, self._exchange.outbound
+        # Pings and Pongs are none of the answer's bytes: a session that has only these is silent
+        moved = outbound.bytes_out != self._left or outbound.waits
+        if self.empty(stream):
+            self._left = outbound.bytes_out
         return Sent(
-            room=[stream] if sent.room else [], ended=[stream] if sent.ended and self._exchange.outbound.finishing else []
+            room=[stream] if sent.room and moved else [], ended=[stream] if sent.ended and outbound.finishing else []
         )
 
     def held(self) -> tuple[int, int]:
