@@ -219,7 +219,7 @@ def _divided(config: Config, where: Where) -> Iterator[Problem]:
     if config.repository.process.wanted:
         other = "repository.process"
         text = (
-            f"{where(key)} = {n} and {where(other)} contradict each other for now: processes of the models of folders are "
+            f"{where(key)} = {n} and {where(other)} contradict each other: processes of the models of folders are "
             "not shared; configure them as models.NAME with a process"
         )
         yield Problem(key=key, text=text, suggestion=other)

@@ -197,7 +197,7 @@ class OperatorConfig:
     hosts: Texts = ()
     """Names by which requests without a token may call it, in their Host, beside `host`, localhost and every address."""
     tracebacks: bool = True
-    """Whether it tells the tracebacks of what models and the server have raised; else they are in the log alone."""
+    """True if the plane tells the tracebacks of what models and the server have raised; else only the log has them."""
 
 
 @final

@@ -538,7 +538,7 @@ class Connection:
 
 
 def socket_hop(transport: Transport) -> list[Hop]:
-    """What the transport has of all exchanges of a connection; none where nobody tells."""
+    """The bytes that the transport holds of all exchanges of a connection; none if it cannot tell."""
     unsent = transport.unsent()
     return [] if unsent is None else [Hop("socket", *unsent)]
 

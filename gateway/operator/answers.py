@@ -107,7 +107,7 @@ class GatewayAnswers:
         self.begin_drain, self.reported = gateway.begin_drain, gateway.reported
         self._began = time.monotonic()
         self.explained = Incidents(tracebacks=gateway.config.operator.tracebacks)
-        """What the log has explained since `operate`."""
+        """The incidents that the log has explained since `operate`."""
         self._changes = StateChanges(())
 
     def operate(self) -> None:
@@ -206,7 +206,7 @@ class GatewayAnswers:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def streams(self, query: StreamQuery) -> StreamsView:
-        """What is live, of that what is asked for."""
+        """The live streams that the query asks for."""
         gateway = self._gateway
         live, queued, now = gateway.live, gateway.supervisor.waiting, trio.current_time()
         matched: list[tuple[float, Exchange, str]] = []
@@ -260,7 +260,7 @@ class GatewayAnswers:
     # -- incidents ---------------------------------------------------------------------------------------------------
 
     async def incidents(self) -> IncidentsView:
-        """What models and the server have raised."""
+        """Exceptions that models and the server have raised."""
         return IncidentsView(incidents=[view_of_incident(group) for group in self.explained.groups])
 
     async def incident(self, id: str) -> IncidentView:

@@ -40,7 +40,7 @@ class ModelsView(msgspec.Struct, kw_only=True):
 SORTS = ("age", "waited")
 """By what streams are listed, most of it first."""
 WAITS = ("slot", "model", "input", "room", "end", "gateway")
-"""What a stream may wait for."""
+"""The things that a stream may wait for."""
 
 
 class StreamQuery(msgspec.Struct, kw_only=True, frozen=True):
@@ -58,7 +58,7 @@ class StreamQuery(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StreamsView(msgspec.Struct, kw_only=True):
-    """What is live."""
+    """The live streams."""
 
     live: int
     matched: int
@@ -70,7 +70,7 @@ class StreamsView(msgspec.Struct, kw_only=True):
 
 
 class IncidentsView(msgspec.Struct, kw_only=True):
-    """What models and the server have raised, the group that has happened last first; a hundred at most."""
+    """Exceptions that models and the server have raised, the latest group first; a hundred at most."""
 
     incidents: list[IncidentView]
 

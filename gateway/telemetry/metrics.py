@@ -84,7 +84,7 @@ class Metrics(Collector):
         `blocks` what has kept it, `access` who was kept out, and what became of whom keys let in."""
         self.server, self.observer, self.lag = server, observer, lag
         self.tallies = Tallies(observer.live, supervisor.configured, server.exchange_closed)
-        """What became of exchanges."""
+        """The endings of exchanges."""
         self._arriving, self._blocks, self._access = arriving, blocks, access
         self._configured = supervisor.configured
         self._seen: LiveLook | None = None  # for who collects next

@@ -45,7 +45,7 @@ class Failure:
     stream: str = ""
     """The id of the exchange; empty where it was in none."""
     told: str = ""
-    """What its client was told."""
+    """The error that its client was told."""
 
 
 def of_the_gateway(errors: Sequence[BaseException]) -> GatewayError | None:
