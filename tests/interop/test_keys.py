@@ -117,7 +117,7 @@ def test_curl_manages_models_with_the_form_that_it_says_by_itself(keyed: Server,
 
 def test_openai_has_a_key_as_every_program_of_it(keyed: Server, needs: Callable[[str, str], Any]) -> None:
     openai = needs("openai", "openai")
-    asked = {"model": "lm", "messages": [{"role": "user", "content": "Return the"}], "max_tokens": 3}
+    asked = {"model": "lm", "messages": [{"role": "user", "content": "Return the"}], "max_tokens": 3, "temperature": 0}
     with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key=KEY, timeout=PATIENCE, max_retries=0) as client:
         assert client.chat.completions.create(**asked).usage.completion_tokens == 3
         assert [model.id for model in client.models.list()] == ["echo", "lm"]
@@ -133,11 +133,11 @@ def test_openai_has_a_key_as_every_program_of_it(keyed: Server, needs: Callable[
 def test_huggingface_hub_has_a_token(keyed: Server, needs: Callable[[str, str], Any]) -> None:
     hub = needs("huggingface_hub", "huggingface_hub")
     client = hub.InferenceClient(base_url=f"{keyed.url}/v1", token=KEY, timeout=PATIENCE)
-    answer = client.chat_completion([{"role": "user", "content": "Return the"}], model="lm", max_tokens=3)
+    answer = client.chat_completion([{"role": "user", "content": "Return the"}], model="lm", max_tokens=3, temperature=0)
     assert answer.usage.completion_tokens == 3
     wrong = hub.InferenceClient(base_url=f"{keyed.url}/v1", token=WRONG, timeout=PATIENCE)
     with pytest.raises(Exception, match="401"):
-        wrong.chat_completion([{"role": "user", "content": "Return the"}], model="lm", max_tokens=3)
+        wrong.chat_completion([{"role": "user", "content": "Return the"}], model="lm", max_tokens=3, temperature=0)
 
 
 def test_text_generation_has_headers(keyed: Server, needs: Callable[[str, str], Any]) -> None:
