@@ -39,7 +39,7 @@ from protocols.events import (  # noqa: E402
 )
 from protocols.http1.connection import HTTP1Connection  # noqa: E402
 from protocols.http2.connection import HTTP2Connection  # noqa: E402
-from protocols.http2.frames import PREFACE, Kind, goaway, rst_stream  # noqa: E402
+from protocols.http2.frames import GOODBYE, LARGEST_ID, PREFACE, Kind, goaway, rst_stream  # noqa: E402
 from protocols.roles import Role  # noqa: E402
 from protocols.websocket.connection import WebSocketConnection  # noqa: E402
 from protocols.websocket.frames import OPENING  # noqa: E402
@@ -338,6 +338,10 @@ def _opened(machine: Any) -> bool:
     return _open(machine) and (machine._highest == 1 if machine.role is Role.SERVER else machine.next_stream > 1)
 
 
+def _leaving(machine: Any) -> bool:
+    return _open(machine) and machine._last_sent == LARGEST_ID
+
+
 def _tick(machine: HTTP2Connection) -> None:
     if not machine.lingering:
         raise NotNow
@@ -468,7 +472,7 @@ def _shut(last: bool) -> Callable[[Any], None]:
 def _http2_connection() -> Machine:
     states = {
         "open": "streams come and go",
-        "leaving": "the first GOAWAY is sent, with the largest number: streams that are under way are still accepted",
+        "leaving": "the first GOAWAY and a PING are sent: streams that are under way are still accepted",
         "refusing": "the last GOAWAY is sent: newer streams are refused, those that are open finish",
         "the peer leaves": "its GOAWAY has come, or its end of the connection: what is open finishes",
         "over": "no stream is open any more: `must_close`",
@@ -479,6 +483,7 @@ def _http2_connection() -> Machine:
         _peer("HEADERS", _received(_frame(Kind.HEADERS, 1, _REQUEST), _unopened)),
         _peer("RST_STREAM", _received(rst_stream(1, 8), _opened)),
         _peer("GOAWAY", _received(goaway(0, 0, b""), _open)),
+        _peer("PING answered", _received(_frame(Kind.PING, 0, GOODBYE, end=True), _leaving)),
         _peer(BROKEN, _received(_frame(Kind.PING, 1, b"12345678"), _open)),
         _peer("end of the connection", _eof),
         _we("shutdown", _shut(last=False)),

@@ -435,7 +435,8 @@ class HTTP2Wire:
         self._connection.output_ready()
 
     def drain(self) -> None:
-        """Two GOAWAYs: the first says "no more", the second, a tick later, which requests were still taken."""
+        """Sends the first GOAWAY. The machine sends the second when the peer has answered its PING, and `tick` sends it to a
+        peer that does not answer."""
         self._connection.leaves_at = math.inf
         self._machine.shutdown(last=False)
         self._draining_since = self._connection.clock()

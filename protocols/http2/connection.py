@@ -24,6 +24,7 @@ from protocols.events import (
 )
 from protocols.http2.floods import CRAMPED, FloodCounters
 from protocols.http2.frames import (
+    GOODBYE,
     HEAD,
     LARGEST_DATA,
     LARGEST_ID,
@@ -307,9 +308,17 @@ class HTTP2Connection(FrameReader):
         the peer should open no more streams, and those on their way are still accepted. With `last` it names the highest
         accepted stream; newer ones are refused with REFUSED_STREAM. Open streams finish either way. Repeating a step does
         nothing.
+
+        A PING follows the first GOAWAY. Its acknowledgement shows that the peer has read both, so the machine then takes
+        the second step by itself. A caller takes it after a while for a peer that does not answer.
         """
-        if not self._over and (self._last_sent is None or (last and not self._refusing)):
-            self._send_goaway(GoAway(last_stream=self._highest if last else LARGEST_ID))
+        if self._over or self._refusing or (self._last_sent is not None and not last):
+            return
+        if last:
+            self._send_goaway(GoAway(last_stream=self._highest))
+        else:
+            self._send_goaway(GoAway(last_stream=LARGEST_ID))
+            self._send_ping(Ping(data=GOODBYE))
 
     def close(self) -> None:
         """Tells that the transport is gone: nothing more is written or received, and every stream is over. Bytes that were

@@ -24,6 +24,8 @@ ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
 LARGEST_ID = 2**31 - 1
+GOODBYE = b"leaving "
+"""The data of the PING behind a first GOAWAY."""
 _WINDOW_UPDATE = struct.Struct(">IBII")
 FRAME_HEAD = struct.Struct(">IBI")
 """Length and kind as one number, flags, and the stream with its reserved bit."""

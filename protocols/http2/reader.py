@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from h2.events import (
     DataReceived,
     InformationalResponseReceived,
+    PingAckReceived,
     RemoteSettingsChanged,
     RequestReceived,
     ResponseReceived,
@@ -49,6 +50,7 @@ from protocols.http2.frames import (
     END_HEADERS,
     END_STREAM,
     FRAME_HEAD,
+    GOODBYE,
     HEAD,
     LARGEST_ID,
     Code,
@@ -56,6 +58,7 @@ from protocols.http2.frames import (
     HTTP2Frame,
     Kind,
     copy_payloads,
+    goaway,
     rst_stream,
     window_update,
 )
@@ -344,6 +347,10 @@ class FrameReader(StreamTable):
                         self._arm(found)
             case SettingsAcknowledged():
                 self._receive_acknowledgement(event)
+            case PingAckReceived(ping_data=data) if data == GOODBYE and self._last_sent == LARGEST_ID:
+                # The peer has read our first GOAWAY: what it opened before is here, and it opens no more.
+                self._last_sent = self._highest
+                self._control.put(goaway(Code.NO_ERROR, self._last_sent, b""))
 
     # Heads.
 

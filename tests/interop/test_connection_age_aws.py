@@ -1,7 +1,8 @@
 """The AWS SDK for Python before two gateways behind one address: what `limits.connection_age` does to its sessions.
 
 Its client has one connection, and keeps to it while that is open. After a GOAWAY it sends no new session, and opens no other
-connection before the gateway has closed this one. So what is open goes on, and whoever wants to begin needs a new client.
+connection before the gateway has closed this one. If no session is open, the gateway closes it a round trip after the GOAWAY,
+and the client moves by itself. If one is open, it continues, and a new session needs a new client.
 """
 
 from __future__ import annotations
@@ -100,6 +101,22 @@ def test_what_is_open_goes_on_and_what_begins_is_refused_by_the_sdk_itself(sdk: 
             assert balancer.taken == [0, 1, 1]
 
     with balanced(tmp_path, signed=signed) as (balancer, address):
+        run(story(balancer, address))
+
+
+def test_a_client_whose_sessions_have_pauses_moves_within_the_age_by_itself(sdk: Any, tmp_path: Path) -> None:
+    async def story(balancer: Balancer, address: Server) -> None:
+        async with client(address) as made:
+            began, refused = time.monotonic(), 0
+            while time.monotonic() < began + 3 * AGE:
+                refused += not await talk(made, b"one", b"two")
+                await asyncio.sleep(0.05)
+            # a session that begins within the round trip of the GOAWAY, and nothing of it is sent
+            assert refused <= 1
+        assert balancer.taken[0] == 0
+        assert 1 in balancer.taken
+
+    with balanced(tmp_path, signed=False) as (balancer, address):
         run(story(balancer, address))
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from protocols.buffers import ByteBudget
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.events import ConnectionEnd, Data, End, GoAway, Request, Reset, Response
+from protocols.events import ConnectionEnd, Data, End, GoAway, Ping, Request, Reset, Response
 from protocols.http2.connection import LOOKS, HTTP2Connection, HTTP2Limits
-from protocols.http2.frames import LARGEST_ID, Kind
+from protocols.http2.frames import ACK, GOODBYE, LARGEST_ID, Kind
 from protocols.http2.windows import FLOOR
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import (
@@ -460,20 +460,26 @@ def test_an_error_code_out_of_range_is_a_local_error() -> None:
         pair.server.send(GoAway(code=-1))
 
 
-def test_a_drain_in_two_steps_loses_no_stream() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_drain_in_two_steps_loses_no_stream(answers: bool) -> None:
     pair = Pair()
     pair.request(1, b"a", end=False)
     pair.flow()
     pair.server.shutdown(False)
     pair.server.shutdown(False)
     written = output(pair.server)
-    assert [found.payload for found in frames(written)] == [LARGEST_ID.to_bytes(4) + bytes(4)]
+    goodbye, ping = frames(written)
+    assert goodbye.payload == LARGEST_ID.to_bytes(4) + bytes(4)
+    assert (ping.kind, ping.flags) == (Kind.PING, 0)
     pair.request(3)  # sent before the client heard of it
     pair.to_server()
     pair.client.receive_data(written)
     assert pull(pair.client) == [GoAway(code=0, last_stream=LARGEST_ID)]
     assert not pair.client.can_open
-    pair.server.shutdown(True)
+    if answers:  # its acknowledgement of the PING is the second step
+        pair.to_server()
+    else:
+        pair.server.shutdown(True)
     pair.server.shutdown(True)
     pair.server.shutdown(False)
     written = output(pair.server)
@@ -493,6 +499,26 @@ def test_a_drain_in_two_steps_loses_no_stream() -> None:
         assert body(pair.at_client, stream) == b"answer"
         assert End(stream=stream) in pair.at_client
     assert (pair.server.must_close, pair.client.must_close) == (True, True)
+
+
+def test_only_the_answer_to_its_own_ping_is_the_second_step() -> None:
+    client = ByHand()
+    client.says(client.head(1))
+    client.server.send(Ping(data=b"an other"))
+    client.server.shutdown(False)
+    output(client.server)
+    client.says(frame(Kind.PING, ACK, 0, b"an other"), client.head(3))
+    assert (Kind.GOAWAY, 0) not in kinds(output(client.server))
+    client.says(frame(Kind.PING, ACK, 0, GOODBYE), frame(Kind.PING, ACK, 0, GOODBYE))
+    assert [found.payload for found in frames(output(client.server))] == [(3).to_bytes(4) + bytes(4)]
+
+
+def test_a_connection_on_which_nothing_is_open_is_over_when_its_ping_is_answered() -> None:
+    pair = Pair()
+    pair.server.shutdown(False)
+    assert not pair.server.must_close
+    pair.flow()
+    assert pair.server.must_close
 
 
 def test_streams_that_come_after_the_last_goaway_are_refused_silently() -> None:
