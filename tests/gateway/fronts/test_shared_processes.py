@@ -31,6 +31,34 @@ from models.spec import declare
 def steps(request: InferRequest) -> InferResponse:
     return InferResponse(outputs=(Tensor(name="pid", data=np.array([os.getpid()], np.int64), datatype="INT64"),))
 """
+MODEL_WITH_FORMATTERS = """
+from models.adapt import spec_of
+from models.errors import ModelError
+from models.formatters import TextInput
+
+
+def reads(item, **keywords):
+    asked = item.as_json()
+    if "voice" not in asked:
+        raise ModelError("voice: expected one", status=400)
+    made = TextInput(asked["text"], {"max_new_tokens": 9})
+    made.voice, made.pid = asked["voice"], os.getpid()
+    return made
+
+
+def writes(output):
+    token, first, last = output.sequences[0].get_next_token()
+    said = f"{output.input.pid} " if first else ""
+    return said + (f"{output.input.voice}:{token.text} " if token.text else "") + (str(os.getpid()) if last else "")
+
+
+async def words(prompt: Prompt) -> AsyncIterator[str]:
+    for word in prompt.text.split():
+        yield f"{word}@{os.getpid()}"
+
+
+speaks = spec_of(words, input_formatter=reads, output_formatter=writes)
+"""
 STUCK = """
 import time
 
@@ -206,6 +234,47 @@ async def test_a_reload_that_fails_leaves_the_old_processes(tmp_path: Path) -> N
         refused = json.loads(await curl("-X", "POST", f"{plane}/models/who/reload"))
         assert "half an edit" in refused["error"]
         assert {await pid_of_who(port) for _ in range(4)} == {old}
+
+
+async def test_a_process_is_replaced_for_all_fronts_and_its_streams_end_where_they_began(tmp_path: Path) -> None:
+    async with shared(tmp_path, *PLANE) as (server, port), AsyncExitStack() as stack:
+        plane, live = (await server.logged("operator plane"))["at"], await streams(stack, port, 4)
+
+        async def restarted(number: int) -> dict[str, Any]:
+            said: dict[str, Any] = json.loads(await curl("-X", "POST", f"{plane}/models/slow/instances/{number}/restart"))
+            return said
+
+        before = {one["number"]: one["pid"] for one in json.loads(await curl(f"{plane}/models/slow"))["instances"]}
+        await restarted(0)
+        (fresh,) = pids_of(server, "slow") - set(before.values())
+        again = await streams(stack, port, 8)
+        assert {stream.pid for stream in again} == {fresh, before[1]}  # by both fronts
+        for stream in live:
+            await stream.goes_on()
+        assert alive(before[0])
+        assert "7" in (await restarted(7))["error"]
+        assert pids_of(server, "slow") == {*before.values(), fresh}
+        for stream in live:
+            if stream.pid == before[0]:
+                await stream.caller.stream.aclose()
+        await until(lambda: not alive(before[0]))  # no front has a session there any more
+
+
+async def test_its_formatters_are_called_in_the_process_that_all_fronts_share(tmp_path: Path) -> None:
+    flags = ("--model", "speaks=app:speaks", "--set", "models.speaks.process.instances=2")
+    async with shared(tmp_path, *flags, app=APP + MODEL_WITH_FORMATTERS) as (server, port):
+        asked, seen = json.dumps({"text": "a b", "voice": "alto"}).encode(), set[str]()
+        for _ in range(8):  # four of each front
+            async with calling(port) as caller:
+                status, body = await caller.ask("/predictions/speaks", asked)
+            assert status == 200, body
+            begin, *words, end = body.decode().split()
+            assert (words, end) == ([f"alto:a@{begin}", f"alto:b@{begin}"], begin)
+            seen.add(begin)
+        assert seen == set(map(str, pids_of(server, "speaks")))
+        async with calling(port) as caller:
+            status, body = await caller.ask("/predictions/speaks", b'{"text": "a"}')
+        assert (status, b"voice: expected one" in body) == (400, True)
 
 
 async def test_sighup_starts_processes_of_the_new_code_first_and_loses_nothing(tmp_path: Path) -> None:
