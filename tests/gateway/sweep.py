@@ -358,6 +358,8 @@ class Run(trio.abc.Instrument):
         if connection is None or not isinstance(connection.wire, HTTP2Wire) or client._control.nbytes:
             return  # the client has not said all: its end of a stream, cut off on the way, the server cannot know
         server = connection.wire._machine
+        if server.must_close:
+            return  # it has said its last GOAWAY, and reads no more
         quiet = {0, *server._lingering}
         for here, there in ((server, client), (client, server)):
             windows = here.windows()
