@@ -39,6 +39,8 @@ from tests.docs.pages import (
 WIRE = {
     "docs/reference/bidi.md": "tests/protocols/aws/test_bidi.py, tests/protocols/aws/test_bidi_json.py",
     "docs/reference/lmi.md": "tests/docs/test_wire_samples.py",
+    "docs/reference/lmi-answers.md": "tests/docs/test_wire_samples.py",
+    "docs/reference/lmi-formatters.md": "tests/docs/test_wire_samples.py",
     "docs/reference/openai.md": "tests/docs/test_wire_samples.py",
     "docs/reference/v2.md": "tests/protocols/v2/grammar/test_v2_decisions.py",
     "docs/reference/v2-streams.md": "tests/docs/test_wire_samples.py",
@@ -233,8 +235,8 @@ def test_the_page_of_sagemaker_has_each_error_with_its_status() -> None:
     ]
 
 
-def test_the_page_of_sagemaker_has_each_option_of_a_container() -> None:
-    options = {name for row in table("docs/reference/sagemaker.md", "option") for name in re.findall(r"\w+", row[0])}
+def test_the_page_of_containers_has_each_option_of_one() -> None:
+    options = {name for row in table("docs/reference/containers.md", "option") for name in re.findall(r"\w+", row[0])}
     assert options == {"url", "ca", "models", *(field.name for field in fields(ContainerLimits))}
 
 

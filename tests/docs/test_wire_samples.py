@@ -78,8 +78,8 @@ CHAT = {"messages": [{"role": "user", "content": "What is"}]}
 V1 = "/v1/chat/completions"
 
 SAMPLES: dict[str, list[tuple[dict[str, Any], str, dict[str, Any]]]] = {
-    "docs/reference/lmi.md": [
-        (WHAT | {"parameters": {"min_q": 1}}, "", {"unsupported": "refuse"}),
+    "docs/reference/lmi.md": [(WHAT | {"parameters": {"min_q": 1}}, "", {"unsupported": "refuse"})],
+    "docs/reference/lmi-answers.md": [
         (WHAT, "", {}),
         (WHAT | DETAILS, "", {}),
         (WHAT | STREAM, "", {}),
@@ -88,15 +88,17 @@ SAMPLES: dict[str, list[tuple[dict[str, Any], str, dict[str, Any]]]] = {
         (WHAT | {"parameters": {"best_of": 2, "do_sample": True}}, "", {}),
         (WHAT | DETAILS, "", {"tgi_compat": True}),
         (WHAT | STREAM | DETAILS, "", {"tgi_compat": True}),
-        ({"inputs": ["What is", "a field"]}, "", {"rolling_batch": "disable"}),
-        ({"inputs": ["What is", "a feast"]}, "", {"rolling_batch": "disable", "enable_streaming": True}),
-        (CHAT | {"max_tokens": 2}, "", {"output_formatter": "jsonlines_chat"}),
         ({}, "", {}),
         (WHAT | {"parameters": {"top_p": 2}}, "", {}),
         ({"inputs": "dry"} | STREAM, "", {}),
         ({"inputs": "dry"} | STREAM, "", {"tgi_compat": True}),
         ({"inputs": ["What is", ""]}, "", {"rolling_batch": "disable"}),
         ({"inputs": ["What is", "dry"]}, "", {"rolling_batch": "disable", "enable_streaming": True}),
+    ],
+    "docs/reference/lmi-formatters.md": [
+        ({"inputs": ["What is", "a field"]}, "", {"rolling_batch": "disable"}),
+        ({"inputs": ["What is", "a feast"]}, "", {"rolling_batch": "disable", "enable_streaming": True}),
+        (CHAT | {"max_tokens": 2}, "", {"output_formatter": "jsonlines_chat"}),
     ],
     "docs/reference/openai.md": [
         ({"messages": [{"role": "user", "content": "counted"}]}, V1, {}),
