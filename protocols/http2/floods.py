@@ -55,8 +55,8 @@ HTTP2_FLOODS: Allowances[FloodCounters] = Allowances(
     (
         Allowance(
             kind="reset",
-            counts="the client's RST_STREAM on a stream younger than 1 s whose answer is not whole; a stream error that is "
-            "answered with RST_STREAM, whatever frame made it; a head that is refused with 4xx before it is an exchange",
+            counts="the client's RST_STREAM on a stream younger than 1 s whose answer is not whole. A stream error that is "
+            "answered with RST_STREAM, whatever frame made it. A head that is refused with 4xx before it is an exchange",
             count=lambda counters: counters.resets,
             burst=200,
             rate=33,
@@ -109,7 +109,7 @@ HTTP2_FLOODS: Allowances[FloodCounters] = Allowances(
         ),
         Allowance(
             kind="priority",
-            counts="PRIORITY, PRIORITY_UPDATE, ALTSVC, ORIGIN, types that nobody knows; and what says nothing: GOAWAY, an "
+            counts="PRIORITY, PRIORITY_UPDATE, ALTSVC, ORIGIN, unknown types; GOAWAY, an "
             "acknowledgement of nothing, RST_STREAM on a stream that is over",
             count=lambda counters: counters.priority,
             burst=500,

@@ -482,6 +482,6 @@ ANSWERS: Mapping[str, Pair] = {case: pair for difference in DIFFERENCES for case
 
 
 def table() -> str:
-    """The table of docs/reference/v2.md."""
+    """The table of docs/reference/v2-differences.md."""
     rows = [f"| {d.asked} | {d.triton} | {d.here} | {d.why} |" for d in DIFFERENCES]
     return "\n".join(["| asked | Triton | here | why |", "| --- | --- | --- | --- |", *rows])

@@ -1,7 +1,8 @@
 """Golden bytes of every LMI and TGI form, each with its source, and an oracle of dicts and Python's json that agrees.
 
 "seed" is LMI's published inference schema (v0.31), followed where its examples are right; "decision" is what
-docs/reference/lmi.md says where they are not; "0.31" is what LMI's own formatters write; "TGI" is text-generation-inference.
+docs/reference/standards.md says where they are not; "0.31" is what LMI's own formatters write; "TGI" is
+text-generation-inference.
 """
 
 import json
