@@ -17,7 +17,7 @@ class Who(enum.Enum):
 
     PEER = "received"
     WE = "sent"
-    TIME = "else"
+    TIME = "neither"
 
 
 class NotNow(Exception):
@@ -105,7 +105,7 @@ def explore(
                 if given.who is Who.PEER:
                     outcomes[view.name].setdefault((start, given.name), set()).add(legal)
                 if start != end:
-                    name = given.name if legal else "what breaks the protocol"
+                    name = given.name if legal else "a protocol error"
                     steps[view.name].setdefault((start, end, given.who), {})[name] = None
             if (reached := key(machine)) not in known:
                 known.add(reached)
@@ -133,7 +133,7 @@ def _found(
     outcomes: Mapping[tuple[str, str], set[bool]],
     situations: int,
 ) -> Found:
-    order = {given.name: at for at, given in enumerate(inputs)} | {"what breaks the protocol": len(inputs)}
+    order = {given.name: at for at, given in enumerate(inputs)} | {"a protocol error": len(inputs)}
     place = {state: at for at, state in enumerate(view.states)}
     who = {member: at for at, member in enumerate(Who)}
     transitions = [

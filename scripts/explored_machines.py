@@ -45,7 +45,7 @@ from protocols.websocket.connection import WebSocketConnection  # noqa: E402
 from protocols.websocket.frames import OPENING  # noqa: E402
 from scripts.explored import Input, NotNow, View, Who  # noqa: E402
 
-BROKEN = "bytes that nothing means"
+BROKEN = "meaningless bytes"
 PEER, WE, BOTH = (Who.PEER,), (Who.WE,), (Who.WE, Who.PEER)
 
 
@@ -214,11 +214,11 @@ def _http1_server() -> Machine:
         name="http1-server", title="HTTP/1.1, a server", source="protocols/http1/connection.py",
         make=lambda: HTTP1Connection(Role.SERVER),
         about="`HTTP1Connection(Role.SERVER)`. Reading and writing have a state each. If both are DONE, the next "
-        "request's turn has come, or the connection is OVER.",
+        "request may begin, or the connection is OVER.",
         inputs=inputs, key=_http1_key,
         views=[
-            View(name="http1-server-reading", title="What is received", states=reading, tells=PEER, of=_reading),
-            View(name="http1-server-writing", title="What may be sent", states=_HTTP1_WRITING, tells=WE, of=_writing),
+            View(name="http1-server-reading", title="Receiving", states=reading, tells=PEER, of=_reading),
+            View(name="http1-server-writing", title="Sending", states=_HTTP1_WRITING, tells=WE, of=_writing),
         ],
     )  # fmt: skip
 
@@ -268,8 +268,8 @@ def _http1_client() -> Machine:
         "before the request is whole.",
         inputs=inputs, key=_http1_key,
         views=[
-            View(name="http1-client-reading", title="What is received", states=reading, tells=PEER, of=_reading),
-            View(name="http1-client-writing", title="What may be sent", states=writing, tells=WE, of=_writing),
+            View(name="http1-client-reading", title="Receiving", states=reading, tells=PEER, of=_reading),
+            View(name="http1-client-writing", title="Sending", states=writing, tells=WE, of=_writing),
         ],
     )  # fmt: skip
 
@@ -377,13 +377,13 @@ _ANSWER = [
 
 def _http2_server_stream() -> Machine:
     states = {
-        "idle": "no request has come on it",
+        "idle": "no request has arrived",
         "open": "the request arrives, its answer has no head yet",
         "open, answering": "the request arrives, and the answer leaves",
         "half closed (remote)": "the request is whole, its answer has no head yet",
         "half closed (remote), answering": "the request is whole, and the answer leaves",
-        "lingering": "the answer is whole, the request is not; what comes of it is dropped, and nothing is reported",
-        "closed": "nothing more comes of it; unread bytes are still to be credited or dropped",
+        "lingering": "the answer is whole, the request is not; the rest of it is dropped, and nothing is reported",
+        "closed": "no more input is expected; unread bytes are still to be credited or dropped",
     }
     inputs = [
         _peer("HEADERS", _received(_frame(Kind.HEADERS, 1, _REQUEST), _unopened)),
@@ -397,8 +397,8 @@ def _http2_server_stream() -> Machine:
     return Machine(
         name="http2-server-stream", title="HTTP/2, a stream of a server", source="protocols/http2/connection.py",
         make=_http2(Role.SERVER),
-        about="`HTTP2Connection(Role.SERVER)`, one stream of it, with the names of RFC 9113 section 5.1. Everything sent is "
-        "written at once here; *lingering* is that section's *half closed (local)* as a server has it.",
+        about="`HTTP2Connection(Role.SERVER)`, one stream of it, with the names of RFC 9113 section 5.1. The program takes "
+        "all output at once; *lingering* is a server's *half closed (local)* of that section.",
         inputs=inputs, key=_http2_key,
         views=[View(name="http2-server-stream", title="The stream", states=states, tells=BOTH, of=_stream_of)],
     )  # fmt: skip
@@ -406,11 +406,11 @@ def _http2_server_stream() -> Machine:
 
 def _http2_client_stream() -> Machine:
     states = {
-        "idle": "no request was sent on it",
+        "idle": "no request was sent",
         "open": "the request leaves, the answer may come",
         "half closed (local)": "the request is whole, the answer is not",
         "half closed (remote)": "the answer is whole, the request is not",
-        "closed": "nothing more comes of it; unread bytes are still to be credited or dropped",
+        "closed": "no more input is expected; unread bytes are still to be credited or dropped",
     }
     inputs = [
         _we(
@@ -472,11 +472,11 @@ def _shut(last: bool) -> Callable[[Any], None]:
 def _http2_connection() -> Machine:
     states = {
         "open": "streams come and go",
-        "leaving": "the first GOAWAY and a PING are sent: streams that are under way are still accepted",
-        "refusing": "the last GOAWAY is sent: newer streams are refused, those that are open finish",
-        "the peer leaves": "its GOAWAY has come, or its end of the connection: what is open finishes",
+        "leaving": "the first GOAWAY and a PING are sent: streams on their way are still accepted",
+        "refusing": "the last GOAWAY is sent: newer streams are refused, and open streams finish",
+        "the peer leaves": "its GOAWAY or the end of its connection has come: open streams finish",
         "over": "no stream is open any more: `must_close`",
-        "broken": "a rule was broken: GOAWAY with the reason, then `must_close`",
+        "broken": "the peer broke a rule: GOAWAY with the reason, then `must_close`",
         "closed": "`close` was called: the transport is gone",
     }
     inputs = [
@@ -495,7 +495,7 @@ def _http2_connection() -> Machine:
     return Machine(
         name="http2-connection", title="HTTP/2, a server's connection", source="protocols/http2/connection.py",
         make=_http2(Role.SERVER),
-        about="The same machine as a whole.",
+        about="`HTTP2Connection(Role.SERVER)` as a whole.",
         inputs=inputs, key=_http2_key,
         views=[View(name="http2-connection", title="The connection", states=states, tells=(), of=_connection_of)],
     )  # fmt: skip
@@ -541,14 +541,14 @@ def _websocket() -> Machine:
     states = {
         "open": "frames go both ways",
         "closing": "our Close is queued, and nothing may follow it; frames still come",
-        "closed": "both Closes have gone, each its way: the server closes the transport",
+        "closed": "both sides have sent a Close: the server closes the transport",
         "broken": "the peer broke a rule; a Close with the reason is in the output",
         "gone": "the transport has ended without the peer's Close",
     }
     message = {
         "between messages": "a message may begin",
         "inside a message": "a continuation is due",
-        "over": "no frame any more",
+        "over": "no more frames",
     }
     inputs = [
         _peer("whole message", _received(frame(0x81, b"x"), hears)),
@@ -569,15 +569,15 @@ def _websocket() -> Machine:
     return Machine(
         name="websocket", title="WebSocket", source="protocols/websocket/connection.py",
         make=lambda: WebSocketConnection(Role.SERVER),
-        about="`WebSocketConnection(Role.SERVER)`; a client's is the same but for masks. Three questions are asked of it: "
-        "how far the closing handshake is, and whether a message is under way in either direction. Pings are answered and a "
-        "Close is echoed by the machine itself.",
+        about="`WebSocketConnection(Role.SERVER)`; a client's differs only in masks. It has three states at once: "
+        "that of the closing handshake, and that of the message in either direction. The machine itself answers Pings and "
+        "echoes a Close.",
         inputs=inputs,
         key=lambda m: (m.close_sent, m.close_received, m._eof, m._error is None, m._sending_message, m._legal is OPENING),
         views=[
             View(name="websocket-closing", title="The closing handshake", states=states, tells=(), of=_handshake_of),
-            View(name="websocket-receiving", title="What is received", states=message, tells=PEER, of=_receiving_of),
-            View(name="websocket-sending", title="What may be sent", states=message, tells=WE, of=_sending_of),
+            View(name="websocket-receiving", title="Receiving", states=message, tells=PEER, of=_receiving_of),
+            View(name="websocket-sending", title="Sending", states=message, tells=WE, of=_sending_of),
         ],
     )  # fmt: skip
 
@@ -644,7 +644,7 @@ def _decoder(
         "between messages": "nothing is buffered",
         "inside a message": "a message has begun; once its length is known, `need` tells it",
         "ended": ended,
-        "broken": "the same error again and again",
+        "broken": "every further call raises the same error",
     }
     return Machine(
         name=name, title=title, source=source, about=about, make=make,
@@ -657,7 +657,7 @@ def _decoder(
 def _decoders() -> list[Machine]:
     return [
         _decoder(
-            "eventstream", "AWS event stream", "protocols/aws/eventstream.py", "`Decoder`: messages, whatever they mean.",
+            "eventstream", "AWS event stream", "protocols/aws/eventstream.py", "`Decoder`: messages of any meaning.",
             eventstream.Decoder, "next_message",
             [_peer("a message", _pulled(_MESSAGE, "next_message", _whole)), *_halves(_MESSAGE, "next_message")],
             "no more bytes come",
@@ -725,13 +725,13 @@ def _exchange() -> Machine:
         return exchange.outbound.finishing is not None or exchange.gone or exchange._returned
 
     states = {
-        "working": "the model runs, and nothing is said yet",
-        "answering": "the head is said",
-        "interrupted": "the work is cancelled, and its ending is still to be said",
-        "finishing": "the end is queued, and names the ending it stands for",
+        "working": "the model runs, and no part of the answer is queued",
+        "answering": "the head of the answer is queued",
+        "interrupted": "the work is cancelled, and the client has still to be told",
+        "finishing": "the end of the answer is queued, with the ending that it stands for",
         "ended": "the last byte is with the kernel: that ending is the exchange's",
-        "gone": "the client or the connection has gone: the ending says which, and nothing is said any more",
-        "over": "it has its ending, and its task is done with it: all it held is given back",
+        "gone": "the client or the connection has gone: the ending says which, and nothing more is sent",
+        "over": "it has its ending, and its task has returned: all that it held is given back",
     }
     interruption = DeadlineExceeded("its time is over")
     inputs = [
@@ -755,8 +755,8 @@ def _exchange() -> Machine:
     return Machine(
         name="exchange", title="An exchange, until its one ending", source="gateway/core/exchange.py",
         make=make,
-        about="`Exchange`: a request and its answer on any wire. [How a session ends](endings.md) has the endings, and "
-        "[cancellation](../explanation/cancellation.md) what leads to which.",
+        about="`Exchange`: a request and its answer on any wire. [How a session ends](endings.md) lists the endings, and "
+        "[cancellation](../explanation/cancellation.md) their causes.",
         inputs=inputs,
         key=lambda x: (x.outbound.status, x.outbound.finishing, x.ending, x.interruption is None, x.gone, x._returned),
         views=[View(name="exchange", title="The exchange", states=states, tells=WE, of=_exchange_of)],

@@ -1,4 +1,4 @@
-"""Writes docs/reference/state-machines.md and its diagrams: `python scripts/write_state_diagrams.py`."""
+"""Writes the pages docs/reference/state-machines*.md and their diagrams: `python scripts/write_state_diagrams.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from textwrap import wrap
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reference" / "state-machines.md"
-DIAGRAMS = ROOT / "docs" / "reference" / "states"
+REFERENCE = ROOT / "docs" / "reference"
+DIAGRAMS = REFERENCE / "states"
 
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -19,28 +19,48 @@ from gateway.workers.states import TRANSITIONS, State  # noqa: E402
 from scripts.explored import Found, Transition, View, Who, explore  # noqa: E402
 from scripts.explored_machines import BROKEN, Machine, machines  # noqa: E402
 
-_INTRODUCTION = """\
-<!-- Written by scripts/write_state_diagrams.py from the machines themselves. Do not edit. -->
+_COMMENT = "<!-- Written by scripts/write_state_diagrams.py from the machines themselves. Do not edit. -->\n"
 
+_FIRST_PAGE = f"""\
+{_COMMENT}
 # State machines
 
-The states and transitions of each machine. The diagrams are generated: a program gives the real machine each of a set of
-inputs in every situation that they can lead to, and notes the next state. The inputs are in `scripts/explored_machines.py`;
-those that leave a state as it is are left out.
+The states and transitions of an exchange and of a model's worker. Further pages have those of the wires:
+[HTTP/1.1](state-machines-http1.md), [HTTP/2](state-machines-http2.md), and
+[WebSocket, event streams and BiDi](state-machines-messages.md).
+
+The diagrams are generated. A program gives the real machine each of a set of inputs, in every situation that they can lead to, and
+notes the next state. The inputs are in `scripts/explored_machines.py`. Inputs that change no state are left out.
 
 In a diagram each column is a state and each arrow a transition: blue for received input, green for our own output, grey for
-anything else. *What breaks the protocol* stands for all that the machine answers with `RemoteProtocolError`, or on HTTP/2
-with a reset of the stream.
+neither. *A protocol error* is any input that the machine answers with `RemoteProtocolError`, or on HTTP/2 with a reset of
+the stream.
 """
+
+_OTHER_PAGE = f"""\
+{_COMMENT}
+# State machines of {{wire}}
+
+[The first page](state-machines.md) explains the diagrams and their words.
+"""
+
+_PAGES = {
+    "http1": ("state-machines-http1.md", "HTTP/1.1"),
+    "http2": ("state-machines-http2.md", "HTTP/2"),
+    "websocket": ("state-machines-messages.md", "WebSocket, event streams and BiDi"),
+    "eventstream": ("state-machines-messages.md", "WebSocket, event streams and BiDi"),
+    "bidi": ("state-machines-messages.md", "WebSocket, event streams and BiDi"),
+}
+"""The page of each machine and the page's wire, by the first word of the machine's name; others are on the first page."""
 
 _STATES_OF_A_WORKER = {
     State.LOADING: "the model is being loaded and warmed up",
-    State.READY: "sessions are let in",
-    State.DRAINING: "sessions that run may end; nobody is let in",
-    State.RESTARTING: "it crashed or ended, and its policy decides or waits",
-    State.FAILED: "given up: it crashed, and is not loaded again",
-    State.ENDED: "it ended by itself, and its policy lets it",
-    State.STOPPED: "over",
+    State.READY: "sessions are admitted",
+    State.DRAINING: "running sessions may end; no new ones are admitted",
+    State.RESTARTING: "the model crashed or ended, and the policy decides or waits",
+    State.FAILED: "given up: the model crashed, and is not loaded again",
+    State.ENDED: "the model ended by itself, and the policy permits that",
+    State.STOPPED: "the worker is over",
 }
 
 _COLOURS = {Who.PEER.value: "#1f5fbf", Who.WE.value: "#2e7d32", Who.TIME.value: "#616161"}
@@ -126,7 +146,7 @@ def worker_transitions() -> list[Transition]:
 
 
 def _rows(transitions: Sequence[Transition]) -> list[str]:
-    rows = ["| from | to | by | |", "| --- | --- | --- | --- |"]
+    rows = ["| from | to | by | received or sent |", "| --- | --- | --- | --- |"]
     return rows + [f"| {t.start} | {t.end} | {', '.join(t.inputs)} | {t.who} |" for t in transitions]
 
 
@@ -135,7 +155,7 @@ def _states(view: View[object], found: Found) -> list[str]:
         "state",
         "meaning",
         *(["may be sent"] * (Who.WE in view.tells)),
-        *(["what the peer may not send"] * (Who.PEER in view.tells)),
+        *(["the peer may not send"] * (Who.PEER in view.tells)),
     ]
     rows = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for state, meaning in view.states.items():
@@ -170,17 +190,20 @@ def _section(machine: Machine, found: Mapping[str, Found], drawn: dict[str, str]
 def written() -> dict[Path, str]:
     """Each file with its text."""
     drawn: dict[str, str] = {}
-    lines = [_INTRODUCTION]
+    lines = [_FIRST_PAGE]
+    pages = {"state-machines.md": lines}
     for machine in machines():
-        lines += _section(machine, explore(machine.make, machine.inputs, machine.key, machine.views), drawn)
+        page, wire = _PAGES.get(machine.name.partition("-")[0], ("state-machines.md", ""))
+        section = _section(machine, explore(machine.make, machine.inputs, machine.key, machine.views), drawn)
+        pages.setdefault(page, [_OTHER_PAGE.format(wire=wire)]).extend(section)
     transitions = worker_transitions()
     title = "A model's worker"
     drawn["worker.svg"] = svg(title, [state.value for state in _STATES_OF_A_WORKER], transitions)
     lines += [
         f"## {title}",
         "",
-        "`Worker`, by its own table, which is all that it may do (`gateway/workers/states.py`). "
-        "[Architecture](../explanation/architecture.md#workers) has its restart policy.",
+        "`Worker`: the table in `gateway/workers/states.py` has every transition that it may make. "
+        "[Workers](../explanation/workers.md) has its restart policy.",
         "",
         f"![{title}](states/worker.svg)",
         "",
@@ -193,7 +216,8 @@ def written() -> dict[Path, str]:
         *(f"| {t.start} | {t.end} | {', '.join(t.inputs)} |" for t in transitions),
         "",
     ]
-    return {PAGE: "\n".join(lines)} | {DIAGRAMS / name: text for name, text in drawn.items()}
+    texts = {REFERENCE / page: "\n".join(lines) for page, lines in pages.items()}
+    return texts | {DIAGRAMS / name: text for name, text in drawn.items()}
 
 
 if __name__ == "__main__":

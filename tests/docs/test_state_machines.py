@@ -1,4 +1,4 @@
-"""The diagrams of states are what the machines do today; and who explores them misses nothing that a machine can do."""
+"""The diagrams of states show what the machines do today, and the explorer misses nothing that a machine can do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts.explored_machines import machines
 from scripts.write_state_diagrams import DIAGRAMS, worker_transitions, written
 
 
-def test_the_page_and_its_diagrams_are_current() -> None:
+def test_the_pages_and_their_diagrams_are_current() -> None:
     texts = written()
     assert {path.name for path in DIAGRAMS.glob("*.svg")} == {path.name for path in texts if path.suffix == ".svg"}
     for path, text in texts.items():
@@ -69,9 +69,9 @@ def test_all_that_a_machine_can_do_is_found() -> None:
     found = explore(Lamp, LAMP, lambda lamp: (lamp.lit, lamp.times, lamp.fused), [view("dark", "lit", "fused")])["lamp"]
     assert [(t.start, t.end, t.who, t.inputs) for t in found.transitions] == [
         ("dark", "lit", "sent", ("press",)),
-        ("dark", "fused", "received", ("what breaks the protocol",)),
+        ("dark", "fused", "received", ("a protocol error",)),
         ("lit", "dark", "sent", ("press",)),
-        ("lit", "fused", "received", ("what breaks the protocol",)),
+        ("lit", "fused", "received", ("a protocol error",)),
     ]
     assert found.may_send == {"dark": ["press"], "lit": ["press"], "fused": []}
     assert found.never == {"dark": ["surge"], "lit": ["surge"], "fused": []}

@@ -32,7 +32,7 @@ CAPACITY = 4096
 """What a connection in memory holds on its way, as a kernel would."""
 SEND_BUFFER = LimitsConfig().send_buffer
 CONNECTION = {"http1": 16 * 1024, "http2": 36 * 1024, "websocket": 16 * 1024}
-"""docs/explanation/architecture.md: at most what a connection with one exchange costs beside what is queued."""
+"""docs/explanation/costs.md: at most what a connection with one exchange costs beside what is queued."""
 PART, TEXT = 10_000, 100
 TOLD: Counter[str] = Counter()
 """What the models have said."""
