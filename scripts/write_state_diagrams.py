@@ -29,8 +29,8 @@ The states and transitions of an exchange and of a model's worker. Further pages
 [HTTP/1.1](state-machines-http1.md), [HTTP/2](state-machines-http2.md), and
 [WebSocket, event streams and BiDi](state-machines-messages.md).
 
-The diagrams are generated. A program gives the real machine each of a set of inputs, in every situation that they can lead to, and
-notes the next state. The inputs are in `scripts/explored_machines.py`. Inputs that change no state are left out.
+The diagrams are generated. A program gives the real machine each of a set of inputs, in every situation that they can lead
+to, and notes the next state. The inputs are in `scripts/explored_machines.py`. Inputs that change no state are left out.
 
 In a diagram each column is a state and each arrow a transition: blue for received input, green for our own output, grey for
 neither. *A protocol error* is any input that the machine answers with `RemoteProtocolError`, or on HTTP/2 with a reset of
