@@ -9,7 +9,7 @@ from benchmarks.accounting import allow_descriptors
 from benchmarks.report import machine
 from tests.attacks.attack import Attack, attacks
 from tests.attacks.run import Row, broken, run
-from tests.attacks.table import markdown, text
+from tests.attacks.table import as_csv, text
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each [10]")
     parser.add_argument("--seed", type=int, default=0, help="of sizes and rates [0]")
     parser.add_argument("--no-gc", action="store_true", help="with the server's garbage collector off")
-    parser.add_argument("--table", action="store_true", help="print the table in Markdown, with day and machine")
+    parser.add_argument("--csv", action="store_true", help="print the figures as CSV, with day and machine")
     given = parser.parse_args()
     known = attacks()
     if given.list:
@@ -38,7 +38,7 @@ def main() -> int:
             row, said = _judged(attack, collector, given)
             rows.append(row)
             failures += [f"{attack.name}, collector {'on' if collector else 'off'}: {what}" for what in said]
-    print(markdown(rows, machine()) if given.table else text(rows))
+    print(as_csv(rows, machine()) if given.csv else text(rows), end="" if given.csv else "\n")
     print("\n".join(failures), file=sys.stderr)
     return bool(failures)
 

@@ -1,8 +1,10 @@
-"""The results as a table: for a terminal, and in Markdown for the documentation."""
+"""The results as a table: for a terminal, and as the CSV file of the documentation, of which its page has a summary."""
 
 from __future__ import annotations
 
+import csv
 import datetime
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,10 +53,23 @@ def text(rows: Sequence[Row]) -> str:
     return report.table(HEADS, [cells(row) for row in rows], left=2)
 
 
-def markdown(rows: Sequence[Row], machine: Mapping[str, Any]) -> str:
-    """For the documentation, with the day and the machine, as the benchmarks' report names it."""
+def as_csv(rows: Sequence[Row], machine: Mapping[str, Any]) -> str:
+    """The figures for the documentation, below a line with the day and the machine, as the benchmarks' report names it."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    lines = [f"{today}; {machine['processor']}, {machine['cores']} cores, {machine['python']}, {machine['system']}", ""]
-    lines += [f"| {' | '.join(HEADS)} |", "|" + " --- |" * len(HEADS)]
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    text = io.StringIO()
+    text.write(f"# {today}; {machine['processor']}, {machine['cores']} cores, {machine['python']}, {machine['system']}\n")
+    csv.writer(text, lineterminator="\n").writerows([HEADS, *map(cells, rows)])
+    return text.getvalue()
+
+
+def summary(figures: str, what: Mapping[str, str]) -> str:
+    """The table of the page: `what` each attack does, and the larger of its figures with the collector on and off."""
+    rows = list(csv.DictReader(figures.splitlines()[1:]))
+    lines = ["| attack | description | p99 ms | worst ms | failed | MiB after |", "|" + " --- |" * 6]
+    for name in sorted({row["attack"] for row in rows}):
+        runs = [row for row in rows if row["attack"] == name]
+        waits = [row[head].split("/") for row in runs for head in HEADS if "p50" in head and row[head]]
+        p99, worst = (max((int(wait[at]) for wait in waits), default=0) for at in (1, 2))
+        others = (max(int(row[head]) for row in runs) for head in ("failed", "MiB after"))
+        lines.append(f"| {name} | {what[name]} | {' | '.join(map(str, (p99, worst, *others)))} |")
     return "\n".join(lines)

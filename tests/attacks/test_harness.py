@@ -12,7 +12,7 @@ from tests.attacks.attack import Attack, attacks
 from tests.attacks.attacker import Ended
 from tests.attacks.ears import HTTP1Ear, HTTP2Ear, WebSocketEar
 from tests.attacks.run import MiB, Row, broken
-from tests.attacks.table import markdown, text
+from tests.attacks.table import as_csv, summary, text
 
 GOODBYE = frame(4, 0, 0, b"") + frame(7, 0, 0, (9).to_bytes(4, "big") + (11).to_bytes(4, "big") + b"too many ping frames")
 
@@ -119,9 +119,17 @@ def test_the_machines_speed_is_judged_where_it_is_asked_for() -> None:
 
 def test_tables_tell_how_it_was_ended() -> None:
     machine = {"processor": "some", "cores": 2, "python": "CPython 3.12", "system": "Linux"}
-    for table in (text([HELD]), markdown([HELD], machine)):
+    for table in (text([HELD]), as_csv([HELD], machine)):
         assert "goaway 11 x 3 (<= 50 frames, 0.20 s)" in table
         assert "10/10/10" in table
+
+
+def test_the_summary_has_the_larger_figures_of_both_runs() -> None:
+    machine = {"processor": "some", "cores": 2, "python": "CPython 3.12", "system": "Linux"}
+    slow = Waits(load="", connection="kept", asked=9, median=0.1, p99=0.2, worst=0.3, failed=2)
+    off = replace(HELD, collector=False, good=(slow,))
+    lines = summary(as_csv([HELD, off], machine), {HELD.attack: "Frames."}).splitlines()
+    assert lines[2:] == [f"| {HELD.attack} | Frames. | 200 | 300 | 2 | {HELD.after >> 20} |"]
 
 
 def test_each_attack_says_what_it_does() -> None:

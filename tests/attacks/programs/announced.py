@@ -96,13 +96,13 @@ def streams(attacker: Attacker) -> None:
 
 @attack("half-frames", growth=96, after=16, **_SMALL)
 def halves(attacker: Attacker) -> None:
-    """WebSocket frames of 4 MiB that stop halfway: what has come of each is paid for, and others have the rest."""
+    """WebSocket frames of 4 MiB that stop halfway: the bytes that came are charged, and others have the rest."""
     begun = b"\x82\xff" + (4 * MiB).to_bytes(8, "big") + bytes(4 + attacker.random.randint(MiB, 2 * MiB))
     attacker.pour(lambda: Said(requests.upgrade() + begun), WebSocketEar, connections=24, again=False)
 
 
 @attack("half-bodies", growth=112, after=16, **_SMALL)
 def half_bodies(attacker: Attacker) -> None:
-    """Bodies of 8 MiB that stop halfway, over HTTP/2, all of one connection: it gets no more than its share."""
+    """Bodies of 8 MiB that stop halfway, over HTTP/2, all on one connection: it gets no more than its share."""
     fields = _fields(requests.INFER, ("content-length", str(8 * MiB)))
     attacker.pour(lambda: Streams(fields, attacker.random.randint(300, 600), bytes(65_000)), connections=2)

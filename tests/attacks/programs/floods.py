@@ -157,20 +157,20 @@ def window_updates(attacker: Attacker) -> Callable[[int], bytes]:
 
 @flood("flood-priority", "priority")
 def priorities(attacker: Attacker) -> Callable[[int], bytes]:
-    """PRIORITY, PRIORITY_UPDATE and frames that nobody knows."""
+    """PRIORITY, PRIORITY_UPDATE and frames of unknown types."""
     kinds = attacker.random.sample([2, 0x10, 0xA, 0xC, 0xBE], 3)
     return lambda n: frame(kind := kinds[n % 3], 0, stream_of(n) if kind == 2 else 0, bytes(5))
 
 
 @flood("flood-acknowledgements", "priority")
 def acknowledgements(attacker: Attacker) -> Callable[[int], bytes]:
-    """Acknowledgements of SETTINGS and of PINGs that nobody has sent."""
+    """Acknowledgements of SETTINGS and of PINGs that were never sent."""
     return lambda n: frame(4, 1, 0, b"") if n % 2 else frame(6, 1, 0, bytes(8))
 
 
 @flood("flood-waste", "waste")
 def waste(attacker: Attacker) -> Callable[[int], bytes]:
-    """Large frames of a type that nobody knows, of which the bytes alone are too many."""
+    """Large frames of an unknown type, whose bytes alone are too many."""
     size = attacker.random.randint(12_000, 16_384)
     return lambda n: frame(0xBE, 0, 0, bytes(size))
 
@@ -215,7 +215,7 @@ def cramped(attacker: Attacker) -> None:
     nightly=True,
 )  # fmt: skip
 def unread(attacker: Attacker) -> None:
-    """PINGs of which no answer is read."""
+    """PINGs whose answers are not read."""
     attacker.until += _PATIENCE
     attacker.pour(lambda: Flood(lambda n: PING), HTTP2Ear, connections=3, again=False, reads=False)
 
@@ -245,12 +245,12 @@ def begun(name: str, written: Callable[[], bytes], *, drip: Callable[[int], byte
 
 @begun("slow-continuations", lambda: OPENING + frame(1, 0, 1, b"\x83"), drip=lambda n: frame(9, 0, 1, b"") if n < 8 else b"")
 def continuations() -> None:
-    """A header block of frames that drip, none of which ends it."""
+    """A header block in frames that come one by one and never end it."""
 
 
 @begun("slow-frame-head", lambda: OPENING + PING[:1], drip=lambda n: b"\0" if n < 6 else b"")
 def frame_heads() -> None:
-    """A frame of which the nine bytes drip."""
+    """A frame whose first nine bytes come one by one."""
 
 
 @begun("slow-settings", lambda: PREFACE)

@@ -88,25 +88,25 @@ def _several(run: Callable[[], None]) -> None:
 
 @attack("json-values", ends=r"status 4\d\d", **_BODIES)
 def values(attacker: Attacker) -> None:
-    """Bodies dense in empty arrays, small objects, numbers or strings, that nobody has asked for."""
+    """Bodies dense in empty arrays, small objects, numbers or strings, in ignored members."""
     _each(attacker, lambda: _beyond(attacker, attacker.random.randint(2, 12) * MiB))
 
 
 @attack("json-depth", ends=r"status 4\d\d", **_BODIES)
 def depth(attacker: Attacker) -> None:
-    """Bodies of arrays and objects in one another, once or in many rows."""
+    """Bodies of nested arrays and objects, once or in many rows."""
     _each(attacker, lambda: _deep(attacker, attacker.random.randint(1, 12) * MiB))
 
 
 @attack("json-legal", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 80, after=32, lines=100_000)
 def legal(attacker: Attacker) -> None:
-    """Bodies with as many objects and values as may be, which are read, and are paid for."""
+    """Bodies with as many objects and values as allowed, which are read and charged."""
     _each(attacker, lambda: _within(attacker))
 
 
 @attack("json-numbers", growth=32 + _AT_ONCE * 128, lines=100_000, ends=r"status (2|4)\d\d")
 def numbers(attacker: Attacker) -> None:
-    """Tensors of millions of numbers, flat and nested, in the ways that are read fast and in those that are not."""
+    """Tensors of millions of numbers, flat and nested, in forms that are read fast and in others."""
 
     def asking() -> None:
         while attacker.goes_on:
@@ -127,7 +127,7 @@ def numbers(attacker: Attacker) -> None:
 
 @attack("json-messages", ends="open", **_BODIES)
 def messages(attacker: Attacker) -> None:
-    """WebSocket messages of v2 dense in values, each of them refused."""
+    """WebSocket messages of v2, dense in values, each refused."""
     text = b'{"inputs":[],"ignored":%b}' % _beyond(attacker, 2 * MiB)
     message = b"\x81\xff" + len(text).to_bytes(8, "big") + bytes(4) + text  # a mask of zeros is one too
     opening = requests.upgrade().replace(b"/invocations-bidirectional-stream", b"/v2/models/identity/infer")
@@ -144,7 +144,7 @@ def messages(attacker: Attacker) -> None:
 
 @attack("bytes-elements", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 112, after=16, lines=100_000)
 def elements(attacker: Attacker) -> None:
-    """BYTES tensors of a million short elements, in binary and in JSON, for a model that hands them on; and of more."""
+    """BYTES tensors of a million short elements and of more, in binary and in JSON, for a model that passes them on."""
 
     def asking() -> None:
         while attacker.goes_on:
@@ -166,7 +166,7 @@ def elements(attacker: Attacker) -> None:
 
 @attack("refusals", ends=r"status (2|4)\d\d", **_BODIES)
 def refusals(attacker: Attacker) -> None:
-    """Bodies that are found wrong at their end: JSON, UTF-8, codings, numbers, members."""
+    """Bodies with a mistake at their end: JSON, UTF-8, codings, numbers, members."""
     size = attacker.random.randint(4, 12) * MiB
     text = b"x" * size
     wrong = (

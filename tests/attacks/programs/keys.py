@@ -112,7 +112,7 @@ def guessed(attacker: Attacker) -> None:
 
 @attack("keys-guessed-http2", ends="goaway 0|fin|reset|open", **_GUARDED)
 def guessed_http2(attacker: Attacker) -> None:
-    """The same over HTTP/2."""
+    """Guessed keys over HTTP/2, as fast as they are refused."""
     attacker.pour(lambda: Guessed(attacker.random), connections=attacker.random.randint(2, 8))
 
 
@@ -143,7 +143,7 @@ def everywhere(attacker: Attacker) -> None:
 
 @attack("pages-of-another-site", ends="status 403", **_OPEN)
 def pages(attacker: Attacker) -> None:
-    """A page of another site on every route that manages: simple requests, as browsers send them unasked."""
+    """A page of another site calls every control route with simple requests, which browsers send without a preflight."""
     managing = [row for row in _rows() if row.needs is Needs.CONTROL and row.method != "GET"]
     while attacker.goes_on:
         for row in managing:
@@ -160,7 +160,7 @@ def pages(attacker: Attacker) -> None:
 
 @attack("pages-of-this-site", ends="status 415", **_OPEN)
 def forms(attacker: Attacker) -> None:
-    """A form on a page of this very site, which costs no preflight, on every route that manages."""
+    """A form on a page of this site calls every control route, which needs no preflight."""
     managing = [row for row in _rows() if row.needs is Needs.CONTROL and row.method != "GET"]
     while attacker.goes_on:
         for row in managing:

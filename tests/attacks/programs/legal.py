@@ -191,7 +191,7 @@ def small_windows(attacker: Attacker) -> None:
 
 @attack("legal-old-cancels", nightly=True, least=3.0, **_NEVER)
 def old_cancels(attacker: Attacker) -> None:
-    """SDKs at exit: a thousand sessions that are older than a second are cancelled at once."""
+    """SDKs at exit: a thousand sessions older than a second are cancelled at once."""
     attacker.pour(Old, HTTP2Ear, connections=1)
 
 

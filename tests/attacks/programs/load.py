@@ -72,14 +72,14 @@ def load_kept(attacker: Attacker) -> None:
 
 @attack("load-http2-fresh", nightly=True, **_HELD)
 def load_fresh(attacker: Attacker) -> None:
-    """A hundred connections with a hundred requests each, and another connection as soon as those are answered."""
+    """A hundred HTTP/2 connections with a hundred requests each, and a new connection as soon as those are answered."""
     most = attacker.random.randint(60, 100)
     attacker.pour(lambda: InFlight(most, most), connections=100)
 
 
 @attack("load-pipelined", ends="open", within=0.2)
 def pipelined(attacker: Attacker) -> None:
-    """HTTP/1.1 requests one behind the other on a few connections, as fast as the server takes them."""
+    """Pipelined HTTP/1.1 requests on a few connections, as fast as the server takes them."""
     numbers = attacker.random.choice((1, 16, 256))
     attacker.pour(lambda: Told(b"", requests.infer_binary(numbers)), HTTP1Ear, connections=attacker.random.randint(1, 8))
 

@@ -49,7 +49,7 @@ def served(attacker: Attacker) -> None:
 
 @attack("silent-sessions-one", ends="served", lines=5000, after=16)
 def silent_sessions(attacker: Attacker) -> None:
-    """A thousand silent sessions on one connection, more than a model has slots: others have theirs at once."""
+    """A thousand silent sessions on one connection, more than a model has slots: others get slots at once."""
     head = Encoder().encode(_DUPLEX_FIELDS)
     with ExitStack() as held:
         streams = range(1, 2 * attacker.random.randint(700, 1000), 2)
@@ -68,7 +68,7 @@ def silent_sessions(attacker: Attacker) -> None:
     lines=500,
 )
 def silent_parties(attacker: Attacker) -> None:
-    """A silent session on each of many connections, as many as a model has slots: they go when somebody waits."""
+    """A silent session on each of many connections, as many as a model has slots: they end when another client waits."""
     with ExitStack() as held:
         for _ in range(64 + attacker.random.randint(0, 20)):
             opened(attacker, held, requests.upgrade())
@@ -83,7 +83,7 @@ def silent_parties(attacker: Attacker) -> None:
     counters=('everywire_ended_connections_total{reason="evicted"}',),
 )
 def idle_connections(attacker: Attacker) -> None:
-    """Connections that ask for nothing take nearly all places, and more come for as long as it lasts."""
+    """Connections without a request take nearly all places, and further ones keep coming."""
     with ExitStack() as held:
         first = (b"", b"GET / HTTP/1.1\r\nHost: x\r\n", OPENING)
         socks = [opened(attacker, held, attacker.random.choice(first)) for _ in range(170)]
@@ -122,7 +122,7 @@ def fill(attacker: Attacker, places: int) -> None:
     fair=False,
 )
 def full_table(attacker: Attacker) -> None:
-    """Every place is taken by a connection that has a session: whoever comes is told to come later.
+    """Connections with a session take every place: later clients are told to come again.
 
     That is so for good clients that come anew.
     """
@@ -138,7 +138,7 @@ def full_table(attacker: Attacker) -> None:
     fair=False,
 )
 def no_descriptors(attacker: Attacker) -> None:
-    """As many connections with a session as the server has descriptors for: whoever comes is told to come later.
+    """As many connections with a session as the server has descriptors: later clients are told to come again.
 
     That is so for good clients that come anew.
     """
@@ -163,13 +163,13 @@ class Dropped(HTTP2Ear):
 
 @attack("log-resets", events=("suppressed",))
 def log_resets(attacker: Attacker) -> None:
-    """Requests that are given up at once: as many as the server takes, and few lines of its log."""
+    """Requests that are cancelled at once, as many as the server takes: the log has few lines of them."""
     at_once = attacker.random.randint(20, 60)
     attacker.pour(lambda: Dropped(at_once), connections=4, every=0.02)
 
 
 @attack("log-unread", settings=("log.access=all",), stalled_log=True, lines=1_000_000)
 def unread_log(attacker: Attacker) -> None:
-    """Requests that are refused, each with its line, while nobody reads the log: it is dropped, and nobody waits."""
+    """Refused requests, each with a log line, while the log is not read: lines are dropped, and no client waits."""
     while attacker.goes_on:
         attacker.ask("POST", "/predictions/nobody", b"{}")

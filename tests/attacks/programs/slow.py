@@ -83,13 +83,13 @@ def heads_http2(attacker: Attacker) -> None:
 
 @attack("silent-preface", nightly=True, ends="fin|goaway 11", **_HEAD)
 def preface(attacker: Attacker) -> None:
-    """Hundreds of HTTP/2 connections that end after a part of the preface, or have no SETTINGS behind it."""
+    """Hundreds of HTTP/2 connections that stop within the preface, or send no SETTINGS after it."""
     _drip(attacker, lambda: Dripping(OPENING[: attacker.random.randint(1, 30)]), HTTP2Ear)
 
 
 @attack("half-open-http1", ends="status 408|fin|reset", **_BODIES)
 def bodies_http1(attacker: Attacker) -> None:
-    """A thousand HTTP/1.1 requests whose body does not come, all at once and again."""
+    """A thousand HTTP/1.1 requests without their bodies, all at once and again."""
     sent = attacker.random.randint(0, 99)
     attacker.pour(lambda: Dripping(_head() + b" " * sent), HTTP1Ear, connections=1000, every=1.0)
 
@@ -112,34 +112,34 @@ class HalfOpen(HTTP2Ear):
 
 @attack("half-open-http2", nightly=True, **{**_BODIES, "growth": 96, "after": 48})
 def bodies_http2(attacker: Attacker) -> None:
-    """Thousands of HTTP/2 requests whose body does not come, all at once, and others as soon as those are refused."""
+    """Thousands of HTTP/2 requests without their bodies, all at once, and others as soon as those are refused."""
     at_once = attacker.random.randint(500, 1000)
     attacker.pour(lambda: HalfOpen(at_once), connections=5)
 
 
 @attack("slow-bodies", nightly=True, ends="status 408|fin|reset", **_BODIES)
 def slow_bodies(attacker: Attacker) -> None:
-    """Hundreds of HTTP/1.1 bodies that drip, a byte now and then."""
+    """Hundreds of HTTP/1.1 bodies that arrive byte by byte."""
     _drip(attacker, lambda: Dripping(_head(10_000), b" " * 9_000), HTTP1Ear)
 
 
 @attack("unread-http1", nightly=True, **_BODIES)
 def unread_http1(attacker: Attacker) -> None:
-    """HTTP/1.1 requests without end, of which no answer is read."""
+    """HTTP/1.1 requests without end, whose answers are not read."""
     numbers = attacker.random.choice((256, 1024))
     attacker.pour(lambda: Told(b"", requests.infer_binary(numbers)), HTTP1Ear, connections=20, reads=False)
 
 
 @attack("unread-messages", **_BODIES)
 def unread_messages(attacker: Attacker) -> None:
-    """WebSocket messages without end, of which no echo is read."""
+    """WebSocket messages without end, whose echoes are not read."""
     message = requests.frame(requests.PIECE[: attacker.random.choice((200, 1024))])
     attacker.pour(lambda: Told(requests.upgrade(), message), WebSocketEar, connections=20, reads=False)
 
 
 @attack("tls-handshakes", ends="fin|reset", **_TLS)
 def handshakes(attacker: Attacker) -> None:
-    """TLS handshakes that are begun and left: cut in the first message, or behind it, hundreds at once and again."""
+    """TLS handshakes that stop in the first message or after it, hundreds at once, again and again."""
     hello = client_hello()
     cuts = (1, attacker.random.randint(5, len(hello) - 1), len(hello))
     attacker.pour(
@@ -162,7 +162,7 @@ def client_hello() -> bytes:
 
 @attack("tls-connections", nightly=True, tls=True)
 def tls_connections(attacker: Attacker) -> None:
-    """Whole TLS handshakes, one after the other, closed as soon as they are done."""
+    """Whole TLS handshakes, one after the other, each connection closed at once."""
     while attacker.goes_on:
         began = time.monotonic()
         attacker.connect(tls=True).close()
