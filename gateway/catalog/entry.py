@@ -13,16 +13,16 @@ from gateway.errors import GatewayError
 from gateway.workers.worker import Worker
 from models.blocking import StepHolder
 
-# What a load that was given up has to end in before whoever gave it up goes on without it: only a thread lasts longer. In a
-# drain it is part of the time that an exchange has for its goodbye, and must leave most of that.
+# Seconds that a caller waits for a load that it gave up; only a thread lasts longer. In a drain this is part of the time
+# that an exchange has for its goodbye, and must leave most of that.
 GRACE = 1.5
-# What an unload may take beyond `unload_timeout`: cancelled sessions, the clean-up of load(), both bounded by the worker.
+# Seconds beyond `unload_timeout` for cancelled sessions and the clean-up of load(); the worker bounds both.
 UNLOAD_GRACE = 15.0
 _numbers = itertools.count(1)
 
 
 class EntryState(enum.Enum):
-    """Where a model is on its way in and out, in words for who wants its name."""
+    """The phase of a model of the repository; its value continues an error that begins with the model's name."""
 
     LOADING = "is being loaded"
     READY = "is loaded already"
@@ -30,23 +30,23 @@ class EntryState(enum.Enum):
 
 
 class LoadStep(enum.Enum):
-    """What a load is at, and what it is to have taken too long for that."""
+    """The step of a load that is timed; its value is the error when the step takes too long, before the seconds."""
 
-    READ = "its folder was not read within"
-    WAIT = "the code of others is run before it, and was not over within"
+    READ = "reading its folder took longer than"
+    WAIT = "the code of other models, which runs first, took longer than"
     RUN = "its code took longer than"
 
 
 @final
 class Users:
-    """Those who want a model to stay, whichever version of it they have chosen: they are sent on to the next."""
+    """The number of `in_use` blocks that keep a model loaded. All versions of the model share one count."""
 
     count = 0
 
 
 @final
 class Entry(StepHolder):
-    """A name that is taken, from the first moment of a load until nothing of the model is left."""
+    """A taken name: from the first moment of a load until nothing of the model is left."""
 
     def __init__(self, name: str, url: str, shown: str) -> None:
         self.name, self.url, self.shown = name, url, shown
@@ -54,7 +54,7 @@ class Entry(StepHolder):
         self.module = f"everywire_model_{next(_numbers)}"
         self.folder, self.stamp = "", 0
         self.before: Entry | None = None
-        """The version that this one is to replace."""
+        """The version that this one replaces when it is ready; None for a first load."""
         self.worker: Worker | None = None
         self.error: GatewayError | None = None
         self.told = False
@@ -62,31 +62,32 @@ class Entry(StepHolder):
         self.reserved: int | None = None
         self.measured = 0
         self.has_cycles = True
-        """Whether what it was made of may hold itself, so that only the garbage collector finds it: functions and the
-        module that they are of do. What the library loads does not, unless it fails."""
+        """True if reference cycles may hold the model, so that only the garbage collector frees it. The functions of a
+        model.py and their module form such cycles. Library models do not, unless they fail."""
         self.evicts = False
-        """Whether somebody wants it so much that others may go for it."""
+        """True if unused models may be unloaded to make room for this one."""
         self.patience = 0.0
-        """Seconds that calls of the version before have to end."""
+        """Seconds that calls of the replaced version have to end."""
         self.evicted_for: Entry | None = None
-        """Whose place this one's is to be."""
+        """The entry that this one was unloaded to make room for; None if it was not evicted."""
         self.waiters, self.users = 0, Users()
         self.load_scope, self.step = trio.CancelScope(), LoadStep.READ
         self.decided = trio.Event()
-        """It is ready, or `error` says why not."""
+        """Set when the model is ready, or `error` says why it is not."""
         self.gone = trio.Event()
         self.stuck = False
-        """All of it has left but a thread that does not return: nobody knows when it goes."""
+        """True if only a thread that does not return is left of the model. When it ends is unknown."""
         self.threads, self._bell = 0, Doorbell()
-        """Those of its load that have not returned."""
+        """Threads of the load that have not returned."""
 
     @property
     def idle(self) -> bool:
+        """True if the model is ready, and no caller, session or slot uses it."""
         if self.state is not EntryState.READY or self.users.count or self.waiters:
             return False
         return self.worker is not None and not self.worker.slots.live and not self.worker.slots.in_use
 
-    # a holder of blocking steps: the name stays taken until the last thread of a load has returned
+    # StepHolder: the name stays taken until the last thread of a load has returned
 
     def hold(self, *, stopping: bool = True) -> None:
         self.threads += 1
@@ -104,5 +105,5 @@ class Entry(StepHolder):
 
 
 def anew(error: GatewayError) -> GatewayError:
-    """The same error without its traceback, whose frames would keep what the load had made."""
+    """Returns a copy of the error without its traceback, whose frames would keep the failed model in memory."""
     return type(error)(error.message, status=error.status, retry_after=error.retry_after)

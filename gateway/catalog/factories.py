@@ -1,4 +1,4 @@
-"""From `module:attribute` and the configuration to a ModelSpec; and the library models by name."""
+"""Makes a ModelSpec from `module:attribute` and the configuration; and the library models by name."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ class FactoryRaised(TypeError):
 
 
 DescribesProcesses: TypeAlias = Callable[[str, ModelConfig, float], ModelSpec]
-"""Gives the spec of a model that runs in processes, as its code says it: by its name, its configuration, and the seconds
-that sessions have to end in a process of it that is to end."""
+"""Returns the spec that a model's code declares, for a model that runs in processes. Its arguments are the name, the
+configuration, and the seconds that sessions have to end in a process that is replaced."""
 
 
 def load_spec(
     name: str, config: ModelConfig, *, patience: float = 60.0, processes: DescribesProcesses = process_spec
 ) -> ModelSpec:
-    """The spec of a configured model: what the configuration does not set is the spec's own. `patience`: seconds that
-    sessions have to end in a process of the model that is to end. `processes` describes those that run in some. ConfigError
-    says which module or attribute is missing, or why it is no model.
+    """Returns the spec of a configured model. The configuration overrides what the model's code declares.
 
-    A name without a module is one of `LIBRARY`. The attribute may be what `models.adapt.spec_of` takes, or a factory of it:
-    a class, or a function that can be called with the options alone. A factory runs in a thread, in the worker, anew at each
-    start.
+    `config.factory` is `module:attribute`, or a name in `LIBRARY`. The attribute is anything that `models.adapt.spec_of`
+    takes, or a factory of that: a class, or a function that needs no argument but the options. The worker calls a factory
+    in a thread, at each start. Only a factory whose annotations do not give the model's family is called here, once.
+
+    `patience`: seconds that sessions have to end in a process that is replaced. `processes` returns the specs of models that
+    run in processes. ConfigError says which module or attribute is missing, or why it is not a model.
     """
     config = library_model(config)
     try:
@@ -66,7 +67,7 @@ def load_spec(
 
 
 def library_model(config: ModelConfig) -> ModelConfig:
-    """The configuration of a model that names one of the library, with what that is made by; else the same."""
+    """Replaces the name of a library model by its factory and its default capacity; other configurations are unchanged."""
     known = LIBRARY.get(config.factory)
     if known is None:
         return config
@@ -78,8 +79,8 @@ def _not_served(name: str, config: ModelConfig, error: Exception) -> ConfigError
 
 
 def served_spec(name: str, config: ModelConfig, spec: ModelSpec) -> ModelSpec:
-    """A spec as its code says it, with what the configuration sets. ConfigError says what does not fit together."""
-    # numbers and texts hold as they are; the rest is made into what the spec has for it
+    """Returns the spec of a model's code with what the configuration sets. ConfigError says what does not fit together."""
+    # numbers and texts are taken as they are; the code below converts the rest to the types of the spec
     said: dict[str, Any] = {
         field: value for field, value in said_of(ModelSpec, config).items() if isinstance(value, str | int | float)
     }
@@ -100,7 +101,7 @@ def served_spec(name: str, config: ModelConfig, spec: ModelSpec) -> ModelSpec:
 
 
 def made_spec(name: str, factory: str, options: dict[str, Any]) -> ModelSpec:
-    """The spec of what a factory makes, as its code says it. ConfigError as `load_spec`."""
+    """Returns the spec that the code of a factory declares. ConfigError as for `load_spec`."""
     try:
         return _spec(name, _attribute(name, factory), options)
     except (TypeError, ValueError) as e:
@@ -108,7 +109,7 @@ def made_spec(name: str, factory: str, options: dict[str, Any]) -> ModelSpec:
 
 
 def _restart(own: RestartPolicy, config: RestartConfig) -> RestartPolicy:
-    """When a model is loaded again."""
+    """Returns the code's restart policy with what the configuration sets."""
     said = said_of(RestartPolicy, config)
     policy = replace(own, **said | {"kind": Restart(said.get("kind", own.kind))})
     if "backoff" in said and policy.backoff > policy.backoff_max:
@@ -117,14 +118,14 @@ def _restart(own: RestartPolicy, config: RestartConfig) -> RestartPolicy:
 
 
 def _batching(own: Batching | None, config: BatchingConfig) -> Batching | None:
-    """How a model's requests are batched, where they are."""
+    """Returns the code's batching with what the configuration sets; None if requests are not batched."""
     said = said_of(Batching, config)
     wanted = own is not None or bool(said) if config.enabled is None else config.enabled
     return replace(own or Batching(), **said) if wanted else None
 
 
 def _check_names(side: str, own: Sequence[TensorSpec] | None, said: Sequence[TensorSpec] | None) -> None:
-    """ValueError where the configuration declares tensors of other names than those that the code has."""
+    """Raises ValueError if the configuration declares tensors that the code does not, or leaves out a required one."""
     if own is None or said is None:
         return
     names, known = [tensor.name for tensor in said], [tensor.name for tensor in own]
@@ -146,10 +147,10 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
     _check_options(thing, options)
     make = partial(thing, **options)
     family = made_family(thing)
-    if family is None:  # its annotations do not say: the product must
+    if family is None:  # its annotations do not give the family, so the model that it makes must
         try:
             made = make()
-        except ConfigError as e:  # one of ours: it says what is wrong with an option
+        except ConfigError as e:  # from a factory of this project: the text says what is wrong with an option
             raise TypeError(str(e)) from None
         except BaseException as e:  # the user's own code, which may raise anything, and may want to leave
             if not is_failure(e):
@@ -158,20 +159,20 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
         try:
             return spec_of(made, name)
         except TypeError as e:
-            # a function that needs no more arguments is a factory, whatever it was meant to be
+            # a function that needs no argument counts as a factory, even if its author meant it as a model
             said = str(e) if inspect.isclass(thing) else f"it was called to make a model, for it needs no argument: {e}"
             raise TypeError(said) from None
 
     @asynccontextmanager
     async def load() -> AsyncIterator[Model]:
-        # a limiter of its own: a factory that does not return keeps no thread from anybody else
+        # a separate limiter, so that a factory that does not return takes no thread from other models
         yield adapt(await run_step(make, limiter=trio.CapacityLimiter(1)), family=family)[0]
 
     return ModelSpec(name=name, family=family, load=load, **made_declared(thing, family))
 
 
 def _check_options(thing: Any, options: dict[str, Any]) -> None:
-    """TypeError where a class, a factory or a loader cannot be called with these options."""
+    """Raises TypeError if a class, a factory or a loader cannot be called with these options."""
     signature = inspect.signature(thing)
     try:
         signature.bind(**options)
@@ -181,7 +182,7 @@ def _check_options(thing: Any, options: dict[str, Any]) -> None:
 
 
 def _gives_spec(thing: Any) -> bool:
-    """Whether its annotation says that it is a factory, also where the options that it needs are missing."""
+    """True if the function is annotated to return a ModelSpec, so that it is a factory even without the options it needs."""
     return inspect.isroutine(thing) and inspect.signature(thing).return_annotation in (ModelSpec, ModelSpec.__name__)
 
 
@@ -215,8 +216,8 @@ def _attribute(name: str, path: str) -> Any:
 
 
 def imported(module_name: str, setting: str) -> ModuleType:
-    """The module of that name, which may be a file of the working directory. ConfigError, which begins with `setting`, where
-    it cannot be imported."""
+    """Imports a module by name, also from the working directory. If that fails, it raises a ConfigError that begins with
+    `setting`."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -231,16 +232,16 @@ def imported(module_name: str, setting: str) -> ModuleType:
 
 
 def _told(error: BaseException) -> str:
-    """The error in one line: its type, its text, and where it was raised."""
+    """Returns the error in one line: its type, its text, and the place that raised it."""
     text = text_without_secrets(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
     if isinstance(error, SyntaxError):
-        return text  # its text has the place
+        return text  # which has the place already
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{text} ({last.filename}, line {last.lineno})"
 
 
 def configured_specs(config: Config, processes: DescribesProcesses = process_spec) -> list[ModelSpec]:
-    """The specs of all models that the configuration names. `processes` describes those that run in some."""
+    """Returns the specs of all configured models. `processes` returns those of models that run in processes."""
     patience = config.repository.unload_timeout
     return [load_spec(name, model, patience=patience, processes=processes) for name, model in config.models.items()]
 
@@ -252,9 +253,9 @@ LIBRARY: Mapping[str, ModelConfig] = {
     "lm": ModelConfig(factory="models.library.lm:LanguageModel.load", capacity=256),
     "speech": ModelConfig(factory="models.library.speech:SpeechSegmenter", capacity=1024),
 }
-"""The models that come with the gateway, served where none is configured."""
+"""The models that come with the gateway. It serves them if no model is configured."""
 
 
 def library_specs() -> list[ModelSpec]:
-    """The specs of the library models."""
+    """Returns the specs of the library models."""
     return [load_spec(name, config) for name, config in LIBRARY.items()]

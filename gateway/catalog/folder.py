@@ -1,4 +1,4 @@
-"""A folder that holds a model: where it may be, what its model.toml says, and the ModelSpec that comes of it."""
+"""Finds a folder that holds a model, reads its model.toml, and makes a ModelSpec of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ log = logging.getLogger("gateway.model_folder")
 
 TOML, CODE = "model.toml", "model.py"
 FILES = (TOML, CODE, PROPERTIES)
-"""What speaks of a model in its folder."""
+"""The files that describe a model in its folder."""
 _TOML_BYTES, _PROPERTIES_BYTES = 1024**2, 64 * 1024
 _ENTRIES = 100_000
 _SHOWN = 200
@@ -55,8 +55,8 @@ _FACTORY = re.compile(r"models\.library\.([a-z]\w*)((?:\.[a-z]\w*)*):([A-Za-z]\w
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path, and what it is called to whoever asked for it. As text it is the latter, so that an error that names a place
-    names none that its reader did not name himself."""
+    """A path, and the name that errors give it. `str` returns that name, so that an error shows no path that its reader did
+    not supply."""
 
     path: str
     """Absolute, without symbolic links."""
@@ -66,12 +66,12 @@ class Place:
         return _said(self.shown)
 
     def at(self, path: str) -> Place:
-        """A path inside of this one, absolute or relative to it."""
+        """Returns the place of a path inside this one, absolute or relative to it."""
         file = os.path.join(self.path, path)
         return Place(file, os.path.join(self.shown, os.path.relpath(file, self.path)))
 
     def retold(self, text: str) -> str:
-        """A text of somebody else's that may hold the path, as it is or as Python quotes it."""
+        """Replaces the path in the text of other code, plain or as Python quotes it, by the name for errors."""
         for path in {self.path, repr(self.path)[1:-1]}:
             text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?![\w-]|\.\w)", lambda _: self.shown, text)
         return text
@@ -80,21 +80,21 @@ class Place:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """What is known of a model before any code of it has run."""
+    """A model's folder as read, before any code of the model has run."""
 
     place: Place
     config: ModelConfig
-    """What the folder says over the defaults; `factory` is empty where the model is in model.py."""
+    """The defaults with what the folder's files set; `factory` is empty if the model is in model.py."""
     given: Mapping[str, str]
-    """The keys that it says it by, as model.toml has them, each with the name of the file that does."""
+    """The keys that the folder's files set, as model.toml names them, each with the name of its file."""
     options: Mapping[str, str]
-    """Those of serving.properties, in lower case."""
+    """The options of serving.properties, in lower case."""
     code: bool
-    """Whether there is a model.py."""
+    """True if there is a model.py."""
     size: int
     """Bytes of all regular files, each counted once."""
     stamp: int
-    """What `stamp_of` said of the folder."""
+    """The result of `stamp_of` for the folder."""
 
     @property
     def path(self) -> str:
@@ -103,25 +103,25 @@ class ModelFolder:
 
     @property
     def source(self) -> Place:
-        """The file that says what the model is."""
+        """The file that defines the model."""
         return self.place.at(TOML if self.config.factory else CODE)
 
     @property
     def need(self) -> int:
-        """The memory to reserve before the model is loaded: what is declared, else 1.2 times the size of the files, which
-        is DJL's rule."""
+        """Bytes to reserve before the model is loaded: the declared `memory`, or else 1.2 times the size of the files (DJL's
+        rule)."""
         return self.config.memory or self.size * 6 // 5
 
 
-# ---- where it is ----
+# ---- finding the folder ----
 
 
 def find_folder(url: str, roots: Iterable[str], *, shown: str = "") -> str:
-    """The folder that a `url` names, an absolute path or the same as file://, with all symbolic links followed. `shown` is
-    what the errors call it, where whoever asks has not named the url himself.
+    """Returns the folder that `url` names, with all symbolic links followed. `url` is an absolute path, or file:// and an
+    absolute path. Errors name `shown` in its place if the caller's client did not supply the url.
 
-    BadRequest unless it is under one of the roots, whose own links are followed too; what there is outside of them is
-    not told. Inside: NotFound where there is nothing, BadRequest where it is no folder.
+    BadRequest if the folder is not under one of the roots, whose own links are followed too. The error does not reveal
+    what exists outside them. Under a root: NotFound if nothing is there, BadRequest if it is not a folder.
     """
     path = _local_path(url, shown)
     said = _asked(path, shown)
@@ -136,11 +136,11 @@ def find_folder(url: str, roots: Iterable[str], *, shown: str = "") -> str:
         return real
     if path.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
         raise BadRequest(f"{said} is an archive: it must be unpacked, and the folder named")
-    raise BadRequest(f"{said} is no folder")
+    raise BadRequest(f"{said} is not a folder")
 
 
 def under(path: str, roots: Iterable[str]) -> bool:
-    """Whether a path without links is one of the roots, or inside one."""
+    """True if a path without links is one of the roots, or inside one."""
     return any(_inside(path, os.path.realpath(root)) for root in roots)
 
 
@@ -163,27 +163,27 @@ def _local_path(url: str, shown: str) -> str:
             raise BadRequest(f"{said} must be file:// and an absolute path of this machine, and nothing else")
         path = unquote(parts.path, errors="surrogateescape")
     if not path.startswith("/"):
-        raise BadRequest(f"url must be an absolute path, or the same as file://, not {_said(url)}")
+        raise BadRequest(f"url must be an absolute path, or file:// and an absolute path, not {_said(url)}")
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        raise BadRequest(f"{said} is no path: it is not UTF-8") from None
+        raise BadRequest(f"{said} is not a path: it is not UTF-8") from None
     if "\0" in path:
-        raise BadRequest(f"{said} is no path: it holds a zero byte")
+        raise BadRequest(f"{said} is not a path: it contains a zero byte")
     return path
 
 
-# ---- what it holds ----
+# ---- reading the folder ----
 
 
 def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown: str = "") -> ModelFolder:
     """Reads a folder that `find_folder` has found: model.toml, serving.properties, and the sizes of the files; no code runs.
 
-    With model.toml alone the model is one of the library's. With model.py it is what that defines, and model.toml, if it
-    is there too, only says how it is served; but where it names a library model, model.py has formatters for it alone.
-    `code` are the folders below which model.py is allowed. A serving.properties says
-    how it is served where model.toml does not, and the form of its answers. BadModel names the file and the key for each
-    mistake, the file as one of the folder `shown`, which is the path unless given. Blocks.
+    With model.toml alone, the model is one of the library. With model.py, the model is what that file defines, and
+    model.toml only sets how it is served. If model.toml also names a library model, model.py holds only formatters for it.
+    model.py is allowed only below the folders in `code`. serving.properties sets what model.toml does not, and the form of
+    the answers. BadModel names the file and the key of a mistake; it shows the folder as `shown`, by default the path.
+    Blocks.
     """
     place = Place(path, shown or path)
     size, stamp = _size(place), stamp_of(path)
@@ -192,7 +192,7 @@ def read_folder(path: str, *, code: Iterable[str], defaults: ModelConfig, shown:
     values = _read_toml(file) if os.path.lexists(file.path) else None
     if values is None and not has_code:
         alone = os.path.lexists(place.at(PROPERTIES).path)
-        why = f"{PROPERTIES} says how a model is served, but not which" if alone else "it is no model's folder"
+        why = f"{PROPERTIES} says how a model is served, but not which model" if alone else "it is not a model's folder"
         raise BadModel(f"{place} holds neither {TOML} nor {CODE}: {why}")
     values = values or {}
     config = replace(defaults, factory="")
@@ -229,21 +229,21 @@ def _process(file: Place, defaults: ProcessConfig, said: Mapping[str, Any], *, c
 
 
 def stamp_of(path: str) -> int:
-    """A number that is another one once a file of the folder has changed, come or gone, as long as this process lasts.
-    Blocks."""
+    """Returns a number that changes when a file of the folder changes, appears or disappears. It means nothing to another
+    process. Blocks."""
     found = []
     for at, _, files in os.walk(path):
         if os.path.basename(at) == "__pycache__":
             continue
         for name in files:
-            with suppress(OSError):  # a dangling link, or gone meanwhile
+            with suppress(OSError):  # a dangling link, or a file deleted meanwhile
                 file = os.stat(os.path.join(at, name))
                 found.append((at, name, file.st_ino, file.st_size, file.st_mtime_ns))
     return hash(frozenset(found))
 
 
 def _size(place: Place) -> int:
-    """Bytes of all regular files. No link may lead out of the folder: what a model is made of is all in it."""
+    """Returns the bytes of all regular files. BadModel for a link that leads out of the folder: all of a model is inside."""
     path, total, entries = place.path, 0, 0
     counted: set[tuple[int, int]] = set()
     try:
@@ -263,7 +263,7 @@ def _size(place: Place) -> int:
             try:
                 found = os.stat(os.path.join(at, name))
             except OSError:
-                continue  # a dangling link, or gone meanwhile
+                continue  # a dangling link, or a file deleted meanwhile
             if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in counted:
                 counted.add((found.st_dev, found.st_ino))
                 total += found.st_size
@@ -271,13 +271,13 @@ def _size(place: Place) -> int:
 
 
 def _regular(file: Place) -> None:
-    """A pipe or a device would be waited for, or read without end."""
+    """Raises BadModel unless the file is a regular one: reading a pipe or a device might block, or never end."""
     try:
         if stat.S_ISREG(os.stat(file.path).st_mode):
             return
     except OSError as e:
         raise BadModel(f"{file} cannot be read: {e.strerror}") from None
-    raise BadModel(f"{file} is no regular file")
+    raise BadModel(f"{file} is not a regular file")
 
 
 def _read(file: Place, most: int, said: str) -> bytes:
@@ -293,20 +293,20 @@ def _read(file: Place, most: int, said: str) -> bytes:
 
 
 def _read_properties(file: Place) -> ServingProperties:
-    """What serving.properties says, which is nothing where there is none."""
+    """Reads serving.properties; a missing file counts as an empty one."""
     data = _read(file, _PROPERTIES_BYTES, "64 KiB") if os.path.lexists(file.path) else b""
     try:
         said = read_properties(data)
     except (ConfigError, ValueError) as e:
         raise BadModel(f"{file}: {e}") from None
-    if said.ignored:  # their values are not shown: some are secrets
+    if said.ignored:  # without their values: some are secrets
         keys = _listed(show(key, quoted=False) for key in said.ignored)
         log.debug("keys that do nothing here", extra={"file": str(file), "keys": keys})
     return said
 
 
 def _read_toml(file: Place) -> dict[str, Any]:
-    """The values of model.toml, each checked by itself."""
+    """Reads the values of model.toml and checks each by itself."""
     try:
         table = tomllib.loads(_read(file, _TOML_BYTES, "1 MiB").decode())
     except UnicodeDecodeError as e:
@@ -323,14 +323,15 @@ def _read_toml(file: Place) -> dict[str, Any]:
     return values if factory is None else {**values, "factory": factory}
 
 
-# ---- what it stands for ----
+# ---- making the spec ----
 
 
 def make_spec(folder: ModelFolder, name: str, module: str, patience: float = 60.0) -> ModelSpec:
-    """The ModelSpec of a folder's model. Its model.py is run as the module `module`, a name that nobody else has; undo it
-    with `forget`; or in a process, where the model runs in some: `patience` is `load_spec`'s. BadModel for what is no model,
-    LoadFailed for what its code raises, InsufficientStorage where there is no memory for that. Blocks, for as long as that
-    code does."""
+    """Returns the ModelSpec of a folder's model. Blocks for as long as the model's code does.
+
+    model.py runs as the module `module`, which must be a unique name; `forget` undoes that. If the model runs in processes,
+    model.py runs in one of them; `patience` is that of `load_spec`. BadModel if the folder defines no model, LoadFailed if
+    its code raises, InsufficientStorage if it runs out of memory."""
     factory = folder.config.factory
     if folder.config.process.wanted:
         with _told_as_folder(folder, name):
@@ -345,7 +346,7 @@ def make_spec(folder: ModelFolder, name: str, module: str, patience: float = 60.
             thing, factory = getattr(defined, attribute), f"{module}:{attribute}"
         options = _with_files(folder, thing)
         config = replace(folder.config, factory=factory, options=options)
-        if isinstance(thing, ModelSpec):  # it says itself how it is served, where the folder does not
+        if isinstance(thing, ModelSpec):  # its own values are the defaults, not those of the repository
             said = {key: getattr(config, key) for key in folder.given if key not in ("factory", "options")}
             config = ModelConfig(factory=factory, options=options, **said)
         spec = load_spec(name, config)
@@ -355,7 +356,7 @@ def make_spec(folder: ModelFolder, name: str, module: str, patience: float = 60.
         if isinstance(e.__cause__, FactoryRaised):
             raise load_error(e.__cause__.error, name, folder) from None
         raise _bad_model(folder, name, factory, e) from None
-    except BaseException as e:  # code that was not written by us, which may raise anything, SystemExit too
+    except BaseException as e:  # the model's own code, which may raise anything, even SystemExit
         if not is_failure(e):
             raise
         raise load_error(e, name, folder) from None
@@ -363,7 +364,8 @@ def make_spec(folder: ModelFolder, name: str, module: str, patience: float = 60.
 
 
 async def started_model(folder: ModelFolder, name: str, patience: float) -> ModelSpec:
-    """The same, where there is a loop, of a model that runs in processes. Cancelled, it leaves nothing."""
+    """Returns the ModelSpec of a folder's model that runs in processes, without blocking the loop. If it is cancelled, no
+    process is left."""
     with _told_as_folder(folder, name):
         spec = await started_spec(name, folder.config, patience, _for_process(folder))
         try:
@@ -378,7 +380,7 @@ def _for_process(folder: ModelFolder) -> Folder:
 
 
 def _served(folder: ModelFolder, name: str, own: ModelSpec) -> ModelSpec:
-    """A spec that a process has told of, as the folder has it served."""
+    """Returns the spec that a process has described, with what the folder sets."""
     try:
         spec = served_spec(name, folder.config, own)
     except ConfigError as e:
@@ -388,7 +390,7 @@ def _served(folder: ModelFolder, name: str, own: ModelSpec) -> ModelSpec:
 
 @contextmanager
 def _told_as_folder(folder: ModelFolder, name: str) -> Iterator[None]:
-    """What is wrong with the process, in the words of a load."""
+    """Turns a ConfigError of the model's process into LoadFailed."""
     try:
         yield
     except ConfigError as e:
@@ -397,12 +399,12 @@ def _told_as_folder(folder: ModelFolder, name: str) -> Iterator[None]:
 
 
 def _bad_model(folder: ModelFolder, name: str, factory: str, error: ConfigError) -> BadModel:
-    text = str(error).removeprefix(f"models.{name}: {factory}: ")  # names that the folder's author does not know
+    text = str(error).removeprefix(f"models.{name}: {factory}: ")  # names that mean nothing to the folder's author
     return BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}")
 
 
 def forget(module: str, folder: str = "") -> None:
-    """Takes a module of `make_spec`, and what it imported of its own folder, out of the interpreter's tables."""
+    """Removes a module of `make_spec`, and those that it imported from its folder, from the interpreter's tables."""
     for name in [n for n in list(sys.modules) if n == module or n.startswith(module + ".")]:
         sys.modules.pop(name, None)
     for path in [p for p in list(sys.path_importer_cache) if folder and _inside(p, folder)]:
@@ -410,7 +412,7 @@ def forget(module: str, folder: str = "") -> None:
 
 
 def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayError:
-    """What an exception out of a model's own loading is to the one who asked for it."""
+    """Returns the error for the client that asked for a load, from an exception that the model's loading raised."""
     if ran_out(error):
         return no_memory(name, folder)
     if isinstance(error, ModelExit) and error.__cause__ is not None:
@@ -419,23 +421,23 @@ def load_error(error: BaseException, name: str, folder: ModelFolder) -> GatewayE
     where = f" ({folder.place.at(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     if isinstance(error, ModuleNotFoundError) and os.path.exists(os.path.join(folder.path, f"{error.name}.py")):
         where += f"; import a file beside {CODE} as: from . import {error.name}"
-    elif not own:  # files of others say nothing to whoever made this one
+    elif not own:  # a line of another package would not help the model's author
         where = f", loading {folder.source}"
     text = text_without_secrets(folder.place.retold(_text(error)))[:_SHOWN]
-    if not isinstance(error, RaisedThere | InstanceEnded):  # whose texts have all there is to say
+    if not isinstance(error, RaisedThere | InstanceEnded):  # their texts are complete
         text = f"{type(error).__name__}: {text}"
     return LoadFailed(f"model {show(name)} cannot be loaded: {text}{where}")
 
 
 def no_memory(name: str, folder: ModelFolder) -> InsufficientStorage:
-    """What a model's own loading that ran out of memory is to the one who asked for it."""
+    """Returns the error for the client that asked for a load which ran out of memory."""
     return InsufficientStorage(
         f"model {show(name)} cannot be loaded: {folder.source} ran out of memory; {folder.need} bytes were reserved for it"
     )
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether an exception, or one of a group, or what it was raised from, says that memory ran out."""
+    """True if an exception, one of its group, or one of its causes says that memory ran out."""
     while error is not None:
         if is_out_of_memory(error):
             return True
@@ -448,8 +450,8 @@ def ran_out(error: BaseException | None) -> bool:
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:_LONGEST_TEXT]
-    except Exception:  # a __str__ of the model's own
-        return "(it cannot say why)"
+    except Exception:  # the model's own __str__ raised
+        return "(its text cannot be read)"
 
 
 def _library_config(file: Place, factory: str, defaults: ModelConfig) -> ModelConfig:
@@ -464,7 +466,7 @@ def _library_config(file: Place, factory: str, defaults: ModelConfig) -> ModelCo
 
 
 def _library_thing(folder: ModelFolder, factory: str) -> Any:
-    """What a factory of the library's names. What its modules have imported is not theirs to give."""
+    """Returns the object that a library factory names. BadModel for one that a library module only imports."""
     module_name, _, attribute = factory.partition(":")
     where = f"{folder.source}: factory {show(factory)}"
     try:
@@ -473,7 +475,7 @@ def _library_thing(folder: ModelFolder, factory: str) -> Any:
         raise BadModel(f"{where}: there is no module {show(module_name)}") from None
     for part in attribute.split("."):
         thing = getattr(thing, part, None)
-        # what a package hands on is defined in a module of its own
+        # a package re-exports from its own modules, so their longer names are allowed
         if not f"{getattr(thing, '__module__', None)}.".startswith(f"{module_name}."):
             raise BadModel(f"{where}: {show(module_name)} defines no {show(attribute)}")
     return thing
@@ -481,14 +483,14 @@ def _library_thing(folder: ModelFolder, factory: str) -> Any:
 
 @final
 class _Loader(SourceFileLoader):
-    """Neither reads nor writes __pycache__: a folder may be replaced by another within the resolution of a time stamp."""
+    """A loader without __pycache__: another folder may take a folder's place within the resolution of a time stamp."""
 
     def path_stats(self, path: Any) -> Mapping[str, Any]:
         raise OSError
 
 
 def _run(folder: ModelFolder, module: str) -> ModuleType:
-    """Runs model.py, as a package whose other modules are the files beside it."""
+    """Runs model.py as a package whose other modules are the files beside it."""
     file = os.path.join(folder.path, CODE)
     spec = importlib.util.spec_from_file_location(
         module, file, loader=_Loader(module, file), submodule_search_locations=[folder.path]
@@ -502,7 +504,7 @@ def _run(folder: ModelFolder, module: str) -> ModuleType:
 
 
 def _model_of(folder: ModelFolder, module: ModuleType) -> str:
-    """The attribute that is the model: `model`, else the only public one that model.py defines."""
+    """Returns the name of the model's attribute: `model`, or else the only public one that model.py defines."""
     if hasattr(module, "model"):
         return "model"
     own = [
@@ -520,7 +522,7 @@ def _model_of(folder: ModelFolder, module: ModuleType) -> str:
 
 
 def _formatters(folder: ModelFolder, module: ModuleType) -> dict[str, Any]:
-    """The fields of a ModelSpec that model.py's formatters are."""
+    """Returns the formatters of model.py, by the ModelSpec field that holds each."""
     code = folder.place.at(CODE)
     try:
         reads, writes = marked(vars(module))
@@ -533,7 +535,7 @@ def _formatters(folder: ModelFolder, module: ModuleType) -> dict[str, Any]:
 
 
 def _with_files(folder: ModelFolder, thing: Any) -> dict[str, Any]:
-    """The options, with each that is a file of the folder as its path: those whose parameter is annotated with Path."""
+    """Returns the options; each whose parameter is annotated with Path becomes the path of a file in the folder."""
     options = dict(folder.config.options)
     for name in _paths(thing) if options else ():
         value = options.get(name)
@@ -556,7 +558,7 @@ def _paths(thing: Any) -> list[str]:
     try:
         hints = typing.get_type_hints(code)
     except (NameError, AttributeError, TypeError):
-        return []  # no annotations, or of names that are not there: load_spec says so where it matters
+        return []  # no annotations, or of unknown names: load_spec reports those that matter
     return [name for name, hint in hints.items() if name != "return" and (hint is Path or Path in typing.get_args(hint))]
 
 

@@ -1,4 +1,4 @@
-"""Decides whether one more model fits: those that are loaded at run time, and the memory that they hold of what they may."""
+"""Decides whether one more model fits into the repository's memory, and which unused ones to unload for it."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from gateway.workers.supervisor import Supervisor
 
 log = logging.getLogger("gateway.repository")
 
-ABANDONED = 16  # threads that stay; no more code is begun then
+ABANDONED = 16  # abandoned threads at which no more model code is started
 
 
 @final
 class Holdings:
-    """The names that are taken, and what is reserved for each; makes room by letting those go that nobody uses."""
+    """The taken names and the memory reserved for each. It makes room by unloading models that are not in use."""
 
     def __init__(self, supervisor: Supervisor, limits: RepositoryLimits) -> None:
         self._supervisor, self._limits = supervisor, limits
         self.entries: OrderedDict[str, Entry] = OrderedDict()  # the least recently used first
         self.arriving: dict[str, Entry] = {}
-        """Other versions of models that are loaded, on their way in."""
+        """New versions of loaded models that are still loading, by name."""
         self.all: set[Entry] = set()
-        """Those, and what is left of versions that were replaced."""
+        """All entries: those above, and replaced versions of which something is left."""
         self.comings_and_goings = 0
-        """How many there were: memory that has grown is one model's only where no other came or went."""
+        """A count of loads begun and ended, and of unloads. If it has not changed during a load, the growth of memory
+        belongs to that model."""
         self.moved = trio.lowlevel.ParkingLot()
-        """Those who wait for a model to go look again: one has gone, is stuck, or has lost a user."""
+        """Tasks that wait for a model to go. They wake when one has gone, is stuck, or has lost a user."""
 
     @property
     def used(self) -> int:
-        """Bytes of the budget that are reserved, or declared by models that are not the repository's."""
+        """Bytes of the budget in use: reserved here, or declared by models outside the repository."""
         return self.used_beside(None)
 
     def used_beside(self, entry: Entry | None) -> int:
-        """The same, without what this one holds."""
+        """Returns the bytes of the budget in use, without those of one entry."""
         reserved = sum(other.reserved or 0 for other in self.all if other is not entry)
         return reserved + sum(need for name, need in self._supervisor.needs.items() if name not in self.entries)
 
     def check_room(self, name: str, need: int) -> None:
-        """InsufficientStorage where another version of a model, of so many bytes, does not fit beside the one there."""
+        """Raises InsufficientStorage if a new version of a model, of `need` bytes, does not fit beside the serving one."""
         if (used := self.used) + need > self._limits.memory:
             raise InsufficientStorage(
                 f"model {show(name)} needs {need} bytes beside the version that serves, and {used} of {self._limits.memory} "
@@ -55,7 +56,7 @@ class Holdings:
             )
 
     def reserve(self, entry: Entry, need: int) -> None:
-        """Has a model hold so many bytes, in place of what it held; InsufficientStorage where they are not free."""
+        """Sets the bytes that a model holds to `need`; InsufficientStorage if they are not free."""
         limits = self._limits
         used = self.used_beside(entry)
         others = [other for other in self.all if other is not entry and other.reserved is not None]
@@ -68,8 +69,8 @@ class Holdings:
         entry.reserved = need
 
     async def make_room(self, entry: Entry, need: int, until: float) -> bool:
-        """Unloads the model that nobody uses for the longest time; True when that has gone, or another that was on its way
-        out, False where none will go, or none has until then."""
+        """Unloads the model that has been unused for longest, and waits until it, or one that was being unloaded, has gone.
+        False if no model can go, or none has gone at the time `until`."""
         if not entry.evicts or need > self._limits.memory:
             return False
         with trio.CancelScope(deadline=until):
@@ -80,8 +81,8 @@ class Holdings:
         return False
 
     def _going(self, entry: Entry) -> Sequence[Entry]:
-        """Models that make room for this one when they have gone; those whose place another waits for only where there is
-        nothing else."""
+        """Returns models whose end makes room for this one. Models that were evicted for another load count only if there
+        are no others."""
         others = [
             other for other in (*self.entries.values(), *self.all.difference(self.entries.values())) if other is not entry
         ]
@@ -101,16 +102,16 @@ class Holdings:
         return free or leaving
 
     def check_threads(self, entry: Entry) -> None:
-        """Threads that do not return are never ended, so there is an end to beginning more."""
+        """Raises Unavailable if too many threads of abandoned loads do not return: they cannot be ended."""
         abandoned = sum(other.threads for other in self.all if other.state is EntryState.LEAVING)
         if abandoned >= ABANDONED:
             raise Unavailable(
                 f"model {show(entry.name)} cannot be loaded: it has code, and {abandoned} threads of loads that were given "
-                "up do not end; none is begun until some do, or the server is restarted"
+                "up do not end; no more are started until some end, or the server is restarted"
             )
 
     def switch(self, entry: Entry, old: Entry) -> None:
-        """The new version's worker has taken over: from here on nothing fails."""
+        """Puts a new version in the place of the old one, once its worker has taken over. It cannot fail."""
         entry.state, old.state = EntryState.READY, EntryState.LEAVING
         entry.users, entry.before = old.users, None
         self.entries[entry.name] = entry
@@ -119,7 +120,7 @@ class Holdings:
         self.moved.unpark_all()
 
     def retire(self, entry: Entry, patience: float = 0.0) -> None:
-        """Takes a model that is ready out of service; sessions that run have `patience` seconds to end."""
+        """Takes a ready model out of service; running sessions have `patience` seconds to end."""
         if entry.state is EntryState.READY:
             entry.state = EntryState.LEAVING
             self.comings_and_goings += 1

@@ -1,4 +1,4 @@
-"""From where models may be loaded at run time, and how much of them."""
+"""The limits of the models that are loaded at run time: their folders, their number, their memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.config import ModelConfig
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryLimits:
-    """From where models may be loaded, and how much of them."""
+    """The folders that models may be loaded from, and how many models and bytes fit."""
 
     roots: tuple[str, ...] = ()
     """Folders that models may be in."""
@@ -20,8 +20,8 @@ class RepositoryLimits:
     memory: int = 1024**3
     """Bytes that all models may need together."""
     models: int = 1000
-    """Models at once, those included that are on their way in or out."""
+    """The most models at once; models that are being loaded or unloaded count."""
     unload_timeout: float = 60.0
-    """Seconds that sessions under way may go on while their model is unloaded."""
+    """Seconds that running sessions have to end while their model is unloaded."""
     defaults: ModelConfig = field(default_factory=lambda: ModelConfig(factory=""))
-    """How a model is served where its folder does not say."""
+    """The settings of a model that its folder does not set."""

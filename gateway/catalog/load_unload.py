@@ -1,4 +1,4 @@
-"""Load, unload and reload by name, for every API that asks: models of the configuration and of the repository alike."""
+"""Loads, unloads and reloads models by name, for every API: models of the configuration and of the repository alike."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from models.spec import ModelSpec
 log = logging.getLogger("gateway.repository")
 gateway_log = logging.getLogger("gateway")
 
-_LISTED = 10_000  # entries of each root that are looked at for a list
+_LISTED = 10_000  # entries of each root that are read for a list
 _LONGEST_NAME = 255  # bytes, of a folder: NAME_MAX of Linux
-# What an unload may take beyond `unload_timeout`: cancelled sessions, the clean-up of load(), both bounded by the worker.
+# Seconds beyond `unload_timeout` for cancelled sessions and the clean-up of load(); the worker bounds both.
 _UNLOAD_GRACE = 15.0
 
 
 @final
 class Standing(enum.Enum):
-    """Where a model is, in the words of Triton's repository index."""
+    """The state of a model, in the words of Triton's repository index."""
 
     READY = "READY"
     LOADING = "LOADING"
@@ -55,17 +55,17 @@ STANDINGS = {
     State.ENDED: (Standing.UNAVAILABLE, "it ended by itself"),
     State.STOPPED: (Standing.UNAVAILABLE, "unloaded"),
 }
-"""What an index says of each state of a worker: where the model is, and the reason."""
+"""The state and the reason in the index, for each state of a worker."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """A model that is there, or could be."""
+    """A model that is loaded, or could be."""
 
     name: str
     version: str
-    """Empty where only loading it would tell."""
+    """The model's version; empty if only loading the model would tell."""
     standing: Standing
     reason: str
 
@@ -74,25 +74,27 @@ class Indexed:
 class ModelControl:
     """Loads and unloads models by their names alone.
 
-    A name is of the configuration, or of a folder in one of the repository's roots, the first that has it; such a model
-    is the repository's, however it was loaded. A model that is not in service is on no wire.
+    A name is that of a configured model, or of a folder in the first of the repository's roots that has it. A model from a
+    folder belongs to the repository, however it was loaded. A model that is not in service can be called by no protocol.
     """
 
     def __init__(self, supervisor: Supervisor, repository: Repository, limits: RepositoryLimits, lmi: LMIConfig) -> None:
-        """`lmi` is what the options of a model of text are read beside."""
+        """`lmi` has the defaults for the options of text models."""
         self._supervisor, self._repository, self._limits, self._lmi = supervisor, repository, limits, lmi
         self._reads = trio.CapacityLimiter(2)
         self._loading: set[str] = set()
         self._leaving: dict[str, trio.Event] = {}
-        """Models of the configuration that are being unloaded; set when nothing of them is left."""
+        """Configured models that are being unloaded; each event is set when nothing of the model is left."""
 
     async def load(self, name: str) -> None:
-        """Returns when the model answers: at once where it does already, unless it is of a folder whose files have changed:
-        then its new version is loaded and warmed up beside it, and takes over. One of the configuration that has crashed is
-        started anew, with no crash on its record.
+        """Loads a model; returns when it accepts calls.
 
-        Conflict while it is on its way in or out. NotFound for a name of nothing; the errors of `Repository.load`;
-        LoadFailed for what a model of the configuration raised. A caller who is cancelled has given the load up.
+        If the model is in service already, it returns at once. But if the files of its folder have changed, it loads and
+        warms up the new version beside the old one, which it then replaces. A configured model that has crashed is started
+        again, and its past crashes no longer count.
+
+        Conflict while the model is being loaded or unloaded. NotFound for an unknown name; the errors of
+        `Repository.load`; LoadFailed if a configured model raised. A caller that is cancelled gives the load up.
         """
         spec = self._supervisor.configured.get(name)
         if spec is None:
@@ -116,7 +118,7 @@ class ModelControl:
             await self._repository.load(name, path, shown=shown)
 
     def _answers(self, name: str) -> bool:
-        """Whether a model of the repository is in service. Conflict where it is, and has crashed."""
+        """True if a model of the repository is in service and ready. Conflict if it is in service, but has crashed."""
         worker, leaving = self._repository.standings().get(name, (None, False))
         if worker is None or leaving:
             return False
@@ -140,10 +142,10 @@ class ModelControl:
                 await worker.stopped.wait()
                 worker.retired()
             failure = await self._start(spec)
-            self._supervisor.dismissed.discard(name)  # from here on it is missed where it is not there
+            self._supervisor.dismissed.discard(name)  # from here on the gateway is not ready without it
         finally:
             self._loading.remove(name)
-        if failure is not None:  # outside: what the traceback holds is the failed model's memory
+        if failure is not None:  # outside the `try`, because a traceback keeps the failed model's memory
             try:
                 raise failure
             finally:
@@ -155,17 +157,18 @@ class ModelControl:
         except GatewayError:
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as e:
-            detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model
+            detached(e)  # from a thread or a warm-up, it is in a reference cycle, which would keep the model
             said = str(e) if isinstance(e, ModelExit) else f"{type(e).__name__}: {e}"
             return LoadFailed(f"model {show(spec.name)} cannot be loaded: {text_without_secrets(said)[:300]}")
         log.info("model loaded", extra={"model": spec.name})
         return None
 
     async def unload(self, name: str) -> None:
-        """Takes a model out of service; returns when nothing of it is left, at once where there is none.
+        """Takes a model out of service; returns when nothing of it is left, or at once if it is not loaded.
 
-        Sessions that run have `unload_timeout` seconds, and those that wait for a slot are answered. Conflict while it is
-        being loaded. A caller who is cancelled is not waited for. Unavailable where a thread of it does not return.
+        Running sessions have `unload_timeout` seconds to end; those that wait for a slot get an error. Conflict while the
+        model is being loaded. Unavailable if a thread of it does not return. The unload continues if the caller is
+        cancelled.
         """
         if name not in self._supervisor.configured:
             try:
@@ -203,7 +206,7 @@ class ModelControl:
             gone.set()
 
     async def reload(self, name: str, spec: ModelSpec | None, patience: float | None) -> ModelStatus:
-        """Loads a model in service anew beside the old one, or `spec` in its place: `Gateway.reload` says how."""
+        """Loads a model in service again, or `spec`, and then replaces the running version: `Gateway.reload` says how."""
         supervisor = self._supervisor
         old = supervisor.workers.get(name)
         if old is None:
@@ -226,12 +229,11 @@ class ModelControl:
         return supervisor.models[name]
 
     async def restart(self, name: str, number: int) -> None:
-        """Puts a new process in the place of one that a model in service runs in, by its number; returns when the new one
-        takes sessions. Sessions of the old one have `unload_timeout` seconds.
+        """Replaces one process of a model in service, by its number; returns when the new process takes sessions. Sessions
+        of the old process have `unload_timeout` seconds to end. The restart continues if the caller is cancelled.
 
-        NotFound where there is no such model in service, or no process of that number; Conflict where the model has no
-        processes, or this one is on its way; LoadFailed where the new one cannot be had: the old one goes on. A cancelled
-        caller is not waited for."""
+        NotFound if no such model is in service, or it has no process of that number. Conflict if the model does not run in
+        processes, or this one is being started. LoadFailed if the new process cannot be started: the old one goes on."""
         worker = self._supervisor.workers.get(name)
         if worker is None:
             raise NotFound(f"no model {show(name[:100])} is in service")
@@ -243,11 +245,11 @@ class ModelControl:
         await restart(number)
         log.info("instance restarted", extra={"model": name, "instance": number})
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- the index ---------------------------------------------------------------------------------------------------
 
     async def index(self, *, ready: bool = False) -> list[Indexed]:
-        """Every model that is there or could be loaded, by name; only those that answer, where `ready` is asked for. Of
-        each root 10,000 entries are looked at."""
+        """Returns every model that is loaded or could be, by name; if `ready`, only those that accept calls. It reads at
+        most 10,000 entries of each root."""
         there = {entry.name: entry for entry in (*self._configured(), *self._loaded())}
         if not ready and self._limits.roots:
             names = await run_step(partial(_folders, self._limits.roots), limiter=self._reads)
@@ -279,7 +281,7 @@ class ModelControl:
 
 
 def _find(name: str, roots: Iterable[str]) -> str:
-    """The folder of that name; empty where no root has it."""
+    """Returns the folder of that name; empty if no root has it."""
     if not _legal(name):
         return ""
     folders = (os.path.join(os.path.abspath(root), name) for root in roots)
@@ -287,7 +289,7 @@ def _find(name: str, roots: Iterable[str]) -> str:
 
 
 def _folders(roots: Iterable[str]) -> list[str]:
-    """The names of all folders in the roots that look like a model's."""
+    """Returns the names of all folders in the roots that contain a model.toml or a model.py."""
     names: set[str] = set()
     for root in roots:
         try:
@@ -296,11 +298,11 @@ def _folders(roots: Iterable[str]) -> list[str]:
                     if not _legal(entry.name):
                         continue
                     if entry.is_symlink() and not _is_within(os.path.realpath(entry.path), roots):
-                        continue  # where loading would refuse to go
+                        continue  # a load would refuse it
                     if any(os.path.isfile(os.path.join(entry.path, file)) for file in (TOML, CODE)):
                         names.add(entry.name)
         except OSError:
-            continue  # a root that is not there has no models
+            continue  # a missing root has no models
     return sorted(names)
 
 
@@ -309,7 +311,7 @@ def _is_within(path: str, roots: Iterable[str]) -> bool:
 
 
 def _legal(name: str) -> bool:
-    """Whether a model may be asked for by this name and its folder have it: one step down, and not a hidden one."""
+    """True if this can be the name of a model's folder, directly below a root and not hidden."""
     if not name.isprintable() or name.startswith(".") or "/" in name:
         return False
     return 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME

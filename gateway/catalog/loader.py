@@ -1,4 +1,4 @@
-"""Brings one model of the repository in and out: reads its folder, loads it, measures its memory, and takes it away."""
+"""Loads and unloads one model of the repository: reads its folder, loads it, measures its memory, and frees that."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from models.spec import LOAD_TIMEOUT, ModelSpec
 
 log = logging.getLogger("gateway.repository")
 
-_READS = 4  # at once, of what no code of a model's has a part in
-IMPORTS = 4  # at once; one that is given up makes place for the next, though its thread may stay
+_READS = 4  # at once, of folders and library models: no user's code runs
+IMPORTS = 4  # at once, of users' code; a load that is given up makes place for the next, though its thread may stay
 
 
 @final
 class ModelLoader:
-    """Brings models in, and sees them out. `resident` are the bytes of this process, but for those of requests."""
+    """Loads models and cleans up after them. `resident` returns the bytes of this process without those of requests."""
 
     def __init__(
         self, supervisor: Supervisor, limits: RepositoryLimits, holdings: Holdings, resident: Callable[[], int]
@@ -40,7 +40,7 @@ class ModelLoader:
         self._collecting = trio.CapacityLimiter(1)
 
     async def live(self, entry: Entry) -> None:
-        """All of it, in a task of its own: loading, until it has left, and what is left to do then."""
+        """Runs one model's whole life in a separate task: its load, its service, its clean-up."""
         set_step_holder(entry)
         try:
             await self._load(entry)
@@ -51,7 +51,7 @@ class ModelLoader:
             if not await self._discard(entry, GRACE):
                 log.warning("a thread of a model does not end", extra={"model": entry.name, "url": entry.url})
                 entry.stuck = True
-                entry.decided.set()  # who asked for the load need not wait for the rest
+                entry.decided.set()  # the load's callers need not wait for the thread
                 self._holdings.moved.unpark_all()
                 await self._discard(entry)
         finally:
@@ -68,7 +68,7 @@ class ModelLoader:
             self._holdings.moved.unpark_all()
 
     async def _load(self, entry: Entry) -> None:
-        """Ends with a model that is ready, or with `error`."""
+        """Loads the model. Afterwards it is ready, or `entry.error` is set."""
         try:
             with entry.load_scope:
                 await self._bring_in(entry)
@@ -83,7 +83,7 @@ class ModelLoader:
             entry.decided.set()
             log.info("model loaded", extra={"model": entry.name, "url": entry.url, "memory": entry.reserved})
         else:
-            # a failed reload is an error though the old version serves on: nobody would see that the new one does not
+            # the old version goes on after a failed reload: only the log tells that the new one does not serve
             failed = isinstance(entry.error, LoadFailed) or (
                 entry.before is not None and not isinstance(entry.error, Unavailable | Conflict)
             )
@@ -101,7 +101,7 @@ class ModelLoader:
 
     @property
     def _patience(self) -> float:
-        """Seconds for each step of a load until the worker has it, which has the model's own."""
+        """Seconds for each step of a load before the worker's, which has the model's own `load_timeout`."""
         return self._limits.defaults.load_timeout or LOAD_TIMEOUT
 
     def _at(self, entry: Entry, step: LoadStep) -> None:
@@ -125,7 +125,7 @@ class ModelLoader:
             until = min(until, trio.current_time() + self._limits.unload_timeout + UNLOAD_GRACE)
             need = max(folder.need, entry.measured)
             if not await self._holdings.make_room(entry, need, until):
-                if entry.evicts and need <= self._limits.memory:  # it will fit when others are done
+                if entry.evicts and need <= self._limits.memory:  # it will fit when other models are no longer in use
                     held = ", or held by threads that do not end" if any(e.stuck for e in self._holdings.all) else ""
                     said = f"{full.message}: all of them in use{held}; try again later"
                     raise Overloaded(said, refusal=Refusal.NO_PLACE)
@@ -144,7 +144,7 @@ class ModelLoader:
         try:
             if spec.memory:
                 self._holdings.reserve(entry, spec.memory)
-            entry.load_scope.deadline = float("inf")  # the worker has the model's own
+            entry.load_scope.deadline = float("inf")  # the worker applies the model's own `load_timeout`
             await self._start(entry, folder, spec)
         finally:
             discard(spec)
@@ -161,7 +161,7 @@ class ModelLoader:
         if entry.measured:
             self._holdings.reserve(entry, max(folder.need, entry.measured))
         self._holdings.comings_and_goings += 1
-        await trio.lowlevel.checkpoint_if_cancelled()  # all who wanted it may have left in this moment
+        await trio.lowlevel.checkpoint_if_cancelled()  # all its callers may have left in this moment
         entry.state = EntryState.READY
 
     async def _spec(self, entry: Entry, folder: ModelFolder) -> ModelSpec:
@@ -179,7 +179,7 @@ class ModelLoader:
         async with self.imports:
             self._holdings.check_threads(entry)
             self._at(entry, LoadStep.RUN)
-            return await run_step(make, limiter=trio.CapacityLimiter(1))  # the place is all that it has to wait for
+            return await run_step(make, limiter=trio.CapacityLimiter(1))  # `imports` is the only limit on these threads
 
     async def _start(self, entry: Entry, folder: ModelFolder, spec: ModelSpec) -> None:
         failure: GatewayError
@@ -200,20 +200,20 @@ class ModelLoader:
         except GatewayError:
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as e:
-            entry.told = True  # by its worker
+            entry.told = True  # its worker has logged it
             failure = load_error(e, entry.name, folder)
-            detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model
+            detached(e)  # from a thread or a warm-up, it is in a reference cycle, which would keep the model
         try:
-            raise failure  # outside: what the traceback holds is the failed model's memory
+            raise failure  # outside the `except`, because a traceback keeps the failed model's memory
         finally:
             del failure
 
     async def _discard(self, entry: Entry, patience: float = float("inf")) -> bool:
-        """Leaves nothing of a model but its name; True when its memory is back, False when a thread of it keeps that for
-        longer than `patience`. It can be called again, also where it was cancelled."""
+        """Removes all of a model but its name. True when its memory is free; False if a thread of the model keeps that for
+        more than `patience` seconds. It may be called again, also after it was cancelled."""
         worker = entry.worker
         has_cycles = entry.has_cycles or (worker is not None and bool(worker.crashes))
-        if worker is not None and not worker.stopped.is_set():  # else others of its name may serve, or end in peace
+        if worker is not None and not worker.stopped.is_set():  # a stopped one's name may be another worker's by now
             self._supervisor.retire(worker)
             await worker.stopped.wait()
         with trio.move_on_after(patience) as waited:

@@ -37,7 +37,7 @@ def main() -> None:
     memory = SharedMemory.of_descriptors(*descriptors) if descriptors else None
     if memory_limit:
         limit_memory(memory_limit)
-    logging.getLogger().setLevel(logging.INFO)  # what of it is written, the gateway's log says
+    logging.getLogger().setLevel(logging.INFO)  # the gateway filters further, by its own log level
     ours = socket.socket(fileno=descriptor)
     if loop == "asyncio":
         _serve_on_asyncio(ours, memory, links)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _serve_on_asyncio(ours: socket.socket, memory: SharedMemory | None, links: socket.socket | None) -> None:
-    import asyncio  # the others do without
+    import asyncio  # only here, because processes on Trio do not need it
 
     from gateway.instances.asyncio_child import serve_on_asyncio
 

@@ -1,4 +1,4 @@
-"""A model that runs in processes of its own: described by the first, called in whichever has most room, started again."""
+"""A model that runs in separate processes: the first describes it, calls go to the least busy, ended ones are restarted."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ log = logging.getLogger("gateway.worker")
 
 CHILD = "gateway.catalog.process_child"
 SHARED = "shared"
-"""What a process is told that others than its owner are to have links to."""
-_SEQUENCES = 100_000  # of v2, whose instance is remembered
-_SAID = 300  # characters of what an interpreter says
+"""The argument of a process that other gateways than its owner will have links to."""
+_SEQUENCES = 100_000  # sequences of v2 whose instance is remembered
+_SAID = 300  # characters of an interpreter's last line
 _READ = 64 * 1024  # bytes
-_LAST_WORDS = 1.0  # seconds in which a process that has hung up is to end
+_LAST_WORDS = 1.0  # seconds that a process has to end after it closed its socket
 _REFUSALS = {kind.__name__: kind for kind in (BadModel, InsufficientStorage, LoadFailed)}
 _NOT_SAID = frozenset(("name", "load", "warmup", "chat_template", "count_tokens", "input_formatter", "output_formatter"))
 
 
 def described_fields(spec: ModelSpec) -> dict[str, Any]:
-    """The fields of a spec, as MessagePack can have them, but those that can only be called."""
+    """Returns the fields of a spec in types that MessagePack has, without the name, the warm-up and all callables."""
     found: dict[str, Any] = {}
     for field in fields(spec):
         if field.name not in _NOT_SAID:
@@ -62,11 +62,11 @@ def described_fields(spec: ModelSpec) -> dict[str, Any]:
 def _plain(value: object) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
-    raise TypeError(f"{type(value).__name__} is nothing that a model can say of itself")
+    raise TypeError(f"a model in a process cannot describe itself with a {type(value).__name__}")
 
 
 def spec_of_fields(name: str, said: dict[str, Any], load: Loading) -> ModelSpec:
-    """The spec that `described_fields` tells of."""
+    """Returns the spec of the fields that `described_fields` returned."""
     kinds: dict[str, Any] = {
         "family": Family, "inputs": tuple[TensorSpec, ...] | None, "outputs": tuple[TensorSpec, ...] | None,
         "restart": RestartPolicy, "batching": Batching | None, "parameters": frozenset[str] | None,
@@ -78,21 +78,23 @@ def spec_of_fields(name: str, said: dict[str, Any], load: Loading) -> ModelSpec:
 @final
 @dataclass(frozen=True, slots=True)
 class _Care:
-    """How long the processes of a model may take for what."""
+    """The time limits of a model's processes."""
 
     hang_timeout: float
+    """Seconds that the loop of a process may be silent before it is killed; 0: no limit."""
     patience: float
-    """Seconds that sessions have to end in a process whose place another has taken."""
+    """Seconds that sessions have to end in a process that was replaced."""
 
 
 def process_spec(
     name: str, config: ModelConfig, patience: float, folder: Folder | None = None, *, shared: bool = False
 ) -> ModelSpec:
-    """The spec of a configured model that runs in processes, or of one of a folder, as its code says it: the first of them
-    imports the factory and tells, and goes on as the first instance. For where there is no loop yet. `patience`: seconds
-    that sessions have to end where their process is to. `shared`: other gateways are to have links to the processes.
-    ConfigError says what is wrong with the factory, or how the process ended; of a folder's code also the errors of
-    `make_spec`."""
+    """Returns the spec that a model's code declares, for a configured or a folder's model that runs in processes. The first
+    process imports the factory, describes the model, and goes on as the first instance.
+
+    Blocks; for callers without a loop. `patience`: seconds that sessions have to end in a process that is replaced.
+    `shared`: other gateways will have links to the processes. ConfigError says what is wrong with the factory, or how the
+    process ended. For a folder's code the errors of `make_spec` are raised too."""
     describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config, shared=shared)
     kept = _begin(plans[0])
     try:
@@ -108,7 +110,8 @@ def process_spec(
 async def started_spec(
     name: str, config: ModelConfig, patience: float, folder: Folder | None = None, *, shared: bool = False
 ) -> ModelSpec:
-    """The same where there is a loop. It waits for as long as the code does; cancelled, it leaves nothing."""
+    """Does the same as `process_spec` without blocking the loop. It waits for the code without limit. If it is cancelled,
+    no process is left."""
     describe, plans = Describe(name, config.factory, config.options, folder), _plans(name, config, shared=shared)
     kept = _begin(plans[0], at_once=True)
     try:
@@ -142,7 +145,7 @@ def _spec_of(described: Described, describe: Describe, plans: Sequence[ProcessPl
 
 
 def formatted_there(spec: ModelSpec, *, reads: bool, writes: bool) -> ModelSpec:
-    """The spec of a model that has such formatters in its processes: `__model_formatting__` has them called."""
+    """Marks in a spec which formatters the model has in its processes: `__model_formatting__` calls them there."""
     return replace(spec, input_formatter=_there if reads else None, output_formatter=_there if writes else None)
 
 
@@ -153,8 +156,8 @@ def _there(*_: Any, **__: Any) -> Any:
 def spec_elsewhere(
     spec: ModelSpec, describe: Describe, plans: Sequence[ProcessPlan], start: Start, hang: float
 ) -> ModelSpec:
-    """The spec of a model that says this of itself, and whose instances, one for each plan, are started by `start` and asked
-    to `describe` it. One whose loop is silent for `hang` seconds is killed; 0: none is."""
+    """Returns the spec of a model that declares `spec`, and whose instances `start` starts, one for each plan. Each is asked
+    to `describe` the model. An instance whose loop is silent for `hang` seconds is killed; 0: never."""
     load = partial(_loading, describe, plans, _Care(hang, spec.stop_within or LOAD_TIMEOUT), _Kept(start))
     there = spec_of_fields(spec.name, described_fields(spec), load)
     reads, writes = spec.input_formatter is not None, spec.output_formatter is not None
@@ -162,20 +165,21 @@ def spec_elsewhere(
 
 
 def discard(spec: ModelSpec) -> None:
-    """Ends the process that has described a model which is not loaded; nothing where it is loaded, or runs here."""
+    """Ends the process that has described a model, unless a load has taken it. Does nothing for a model in this process."""
     if isinstance(spec.load, partial) and spec.load.func is _loading:
         kept: _Kept = spec.load.args[3]
         kept.end()
 
 
 def loadable(spec: ModelSpec) -> ModelSpec:
-    """The spec of a model in processes, complete by the configuration: what its instances are loaded by."""
+    """Completes the spec of a model in processes, once the configuration is in it: its instances are loaded by the result.
+    Other specs are unchanged."""
     load = spec.load
     if isinstance(load, UnfinishedLoad):
         return load.complete(spec)
     if isinstance(load, partial) and load.func is _loading:
         spec = replace(spec, load=partial(load.func, *load.args, spec))
-        if spec.batching is not None:  # which counts the calls of one process
+        if spec.batching is not None:  # its `instances` are calls of one process
             plans: Sequence[ProcessPlan] = load.args[1]
             batching = replace(spec.batching, instances=spec.batching.instances * len(plans))
             spec = replace(spec, batching=batching)
@@ -219,8 +223,8 @@ def _start(plan: ProcessPlan, bodies: Arena) -> Process:
 
 @final
 class _Kept:
-    """What there is of a model while it is not loaded: how its instances are started, and the process that has described it,
-    until it is the first of them. Where it never is, it ends with this."""
+    """The state of a model that outlasts its loads: how its instances are started, and the process that has described it,
+    until that becomes the first instance. If it never does, it ends with this object."""
 
     def __init__(
         self,
@@ -229,19 +233,19 @@ class _Kept:
         end: Callable[[], object] = lambda: None,
         bodies: Arena | None = None,
     ) -> None:
-        """`end` ends the process. Without `start` instances are processes of this machine."""
+        """`end` ends the process. Without `start`, instances are processes of this machine."""
         self._started_by, self._process, self.frames = start, process, Frames()
-        """And what that process has said."""
+        """How instances are started, the process, and the messages that it has sent."""
         self.bodies = bodies
-        """The memory for bodies that the process sees, until its first load has it."""
+        """The memory for bodies that is shared with the process, until the first load takes it."""
         self._end = weakref.finalize(self, end)
         self.starts = Counter[int]()
         """Starts of each instance since the model came into service."""
         self.sequences: OrderedDict[int | str, Instance] = OrderedDict()
-        """The instance that has each sequence of v2's, also after all have ended."""
+        """The instance that has each sequence of v2, even after the instance has ended."""
 
     def take(self) -> Process | None:
-        """The process, once."""
+        """Returns the process the first time, and None afterwards."""
         return self._process if self._end.detach() is not None else None
 
     @property
@@ -251,19 +255,20 @@ class _Kept:
         return self._process
 
     def end(self) -> None:
-        """Ends it, and its memory, unless somebody has taken it."""
+        """Ends the process and closes its memory, unless the process was taken."""
         if self._end.alive:
             self._end()
             if self.bodies is not None:
                 self.bodies.close()
 
     def bodies_for(self, plan: ProcessPlan) -> Arena | None:
-        """Memory for bodies, for one load: that of the process, once, or else new. OSError where there can be none."""
+        """Returns the memory for bodies of one load: that of the process the first time, new memory afterwards; None if the
+        instances are not processes of this machine. OSError if the system has no such memory."""
         bodies, self.bodies = self.bodies, None
         return Arena.create(plan.shared_memory) if bodies is None and self._started_by is None else bodies
 
     def start(self, plan: ProcessPlan, bodies: Arena | None) -> Elsewhere:
-        """Starts an instance, which sees these bodies."""
+        """Starts an instance that shares the memory `bodies`."""
         if self._started_by is not None:
             return self._started_by(plan)
         assert bodies is not None
@@ -271,7 +276,7 @@ class _Kept:
 
 
 def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
-    """Asks the process what the model is. It is waited for here, as the import of a model in this process is."""
+    """Asks the process to describe the model. Blocks, as the import of a model in this process does."""
     until, process, heard = time.monotonic() + seconds, kept.process, _Heard(kept)
     process.socket.setblocking(True)
     try:
@@ -294,7 +299,7 @@ def _described(kept: _Kept, describe: Describe, seconds: float) -> Described:
 
 
 async def _described_soon(kept: _Kept, describe: Describe) -> Described:
-    """The same where there is a loop."""
+    """Does the same as `_described` without blocking the loop, and without a limit of time."""
     process, heard = kept.process, _Heard(kept)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(process.socket))
 
@@ -327,19 +332,20 @@ async def _described_soon(kept: _Kept, describe: Describe) -> Described:
 
 @final
 class _Heard:
-    """What a process says before it has described its model."""
+    """Reads the messages that a process sends until it has described its model."""
 
     def __init__(self, kept: _Kept) -> None:
         self._process, self._frames = kept.process, kept.frames
         self._name, self._anything = kept.process.plan.name, False
 
     def feed(self, data: bytes | bytearray) -> Described | None:
-        """The description, once it has come. ConfigError, or an error of a folder, where none will."""
+        """Takes bytes and returns the description once it is complete. ConfigError, or an error of a folder, if the process
+        cannot describe its model."""
         described: Described | None = None
         try:
             found = [message for messages in self._frames.feed(data) for message in messages]
         except ValueError as e:
-            raise ConfigError(f"what its process says is no message: {str(e)[:_SAID]}") from None
+            raise ConfigError(f"its process sent something that is not a message: {str(e)[:_SAID]}") from None
         for message in found:
             self._anything = True
             match message:
@@ -357,11 +363,11 @@ class _Heard:
                 case Failed():
                     raise ConfigError(f"its process could not import it: {message.error}")
                 case _:
-                    self._frames.unread.append(message)  # what it logs
+                    self._frames.unread.append(message)  # a log record, kept for the instance
         return described
 
     def end(self, code: Exit) -> ConfigError:
-        """What it means that it has ended."""
+        """Returns the error for a process that ended before it had described its model."""
         process = self._process
         if process.plan.python and not self._anything:
             said = (process.tail.strip().splitlines() or [str(code)])[-1][:_SAID]
@@ -396,13 +402,13 @@ async def _loading(
 
 @final
 class _Restart:
-    """One that an operator has asked for: a new process is to take the place of the old one, or of none."""
+    """A restart that an operator has asked for: a new process replaces the old one, or one that was given up."""
 
     def __init__(self, old: Instance | None) -> None:
         self.old = old
         self.over = trio.Event()
         self.failure = ""
-        """Why no new process has the place; empty where one has."""
+        """The reason why the new process could not take over; empty if it has."""
 
     def end(self, failure: str) -> None:
         if not self.over.is_set():
@@ -412,7 +418,7 @@ class _Restart:
 
 @final
 class Instances(InstanceCalls):
-    """The processes of one model that this gateway starts, starts again, and calls."""
+    """The processes of one model that this gateway starts, restarts and calls."""
 
     def __init__(
         self,
@@ -424,58 +430,58 @@ class Instances(InstanceCalls):
         spec: ModelSpec,
         nursery: trio.Nursery,
     ) -> None:
-        """`bodies` is where bodies for the model are best received; None: anywhere."""
+        """`bodies` is the shared memory in which bodies for the model should be received; None: any memory will do."""
         super().__init__(spec, bodies)
         self._describe, self._plans, self._kept = describe, plans, kept
         self._care, self._nursery = care, nursery
         self._there: dict[int, Instance] = {}
-        """Those that load, or are ready, by number."""
+        """Instances that are loading or ready, by number."""
         self._worn = set[Instance]()
-        """Those whose place another is to take, or has taken."""
+        """Instances that are being replaced, or were."""
         self._restarts: dict[int, _Restart] = {}
-        """Those whose new process is not ready yet, by number."""
+        """Restarts whose new process is not ready yet, by number."""
         self.changed: Callable[[], None] = lambda: None
-        """Called after a change of those that are there, ready or given up."""
+        """Called when an instance appears, is ready, is given up or has ended."""
         self._crashes = defaultdict[int, list[float]](list)
         self._unattempted = set(range(len(plans)))
         self.given_up = set[int]()
-        """The numbers of those that are not started again."""
+        """The numbers of instances that are not started again."""
         self._settled = trio.Event()
         self._sequences = kept.sequences
 
     @property
     def there(self) -> list[Instance]:
-        """Those that take sessions, or have until another took their place."""
+        """Instances that take sessions, and those that did until they were replaced."""
         return [one for one in (*self._there.values(), *self._worn) if one.ready or one.worn]
 
     @property
     def patience(self) -> float:
-        """Seconds that sessions have to end in one whose place another has taken."""
+        """Seconds that sessions have to end in an instance that was replaced."""
         return self._care.patience
 
     async def loaded(self) -> None:
-        """Waits until each instance is ready, or has failed once."""
+        """Waits until each instance is ready or has failed once."""
         await self._settled.wait()
 
-    # -- their lives -------------------------------------------------------------------------------------------------
+    # -- starts and restarts -----------------------------------------------------------------------------------------
 
     async def keep(self, number: int) -> None:
-        """Starts one instance, and again after the policy's wait, until it is given up, or has worn out, when another task
-        keeps what takes its place. Raises why it has ended where no other is ready: that is the end of the model, whose
-        worker then begins anew."""
+        """Runs one instance and restarts it after the policy's wait, until it is given up, or replaced: then another task
+        keeps the new one. If the instance ends and no other is ready, it raises the reason. That ends the model, which its
+        worker then loads again."""
         while True:
             if not await self._again(number, *await self._live(number)):
                 return
 
     async def _again(self, number: int, error: Exception, pid: int, replaced: bool) -> bool:
-        """Waits until an instance that has ended is to be started again; False where it is given up, or was `replaced`."""
+        """Waits until an ended instance is due to be started again; False if it is given up, or was `replaced`."""
         if replaced:
             return False
         self._attempted(number)
         policy, now = self._spec.restart, trio.current_time()
         crashes = self._crashes[number] = [*within_period(policy, self._crashes[number], now), now]
         wait = decide(policy, crashes, now, chance=random.random())
-        # one that still loads is thrown away with them: the model is ready while one of its instances is, and no longer
+        # the model is ready only while one of its instances is: without one, those that still load are ended too
         others = any(one.ready for one in self._ready_soon()) if self._settled.is_set() else bool(self._there)
         if not others and (wait is None or not self._worn):
             try:
@@ -495,8 +501,8 @@ class Instances(InstanceCalls):
         return True
 
     async def _live(self, number: int) -> tuple[Exception, int, bool]:
-        """Starts one instance, once: why it has ended, its process, 0 where none could be started, and whether it had
-        worn out before."""
+        """Runs one instance once. Returns why it ended, the id of its process (0 if it could not be started), and True if it
+        was being replaced."""
         process: Elsewhere | None = self._kept.take() if number == 0 else None
         described = process is not None
         self._kept.starts[number] += 1
@@ -522,7 +528,7 @@ class Instances(InstanceCalls):
             self.changed()
 
     def _wear(self, instance: Instance) -> None:
-        """Too much of it is stuck: another takes its place. Until that is ready it goes on where it is the only one."""
+        """Replaces an instance in which too much is stuck. Until the new one is ready, it goes on if it is the only one."""
         del self._there[instance.number]
         self._worn.add(instance)
         self._nursery.start_soon(self._replace, instance)
@@ -538,17 +544,17 @@ class Instances(InstanceCalls):
         self.changed()
 
     def _ready_soon(self) -> Iterator[Instance]:
-        """Those that may take sessions, those included that go on where nobody can take their place."""
+        """Yields the current instances, and those in a restart, which go on if the new process cannot replace them."""
         yield from self._there.values()
         yield from (restart.old for restart in self._restarts.values() if restart.old is not None)
 
     async def __model_restart__(self, number: int) -> None:
-        """Starts a new process in the place of one that is ready, or was given up, and returns when the new one takes
-        sessions. Until then the old one gets new sessions only where no other is ready; after that it ends as soon as its
-        sessions are over, and after the patience of an unload at the latest. A cancelled caller is not waited for.
+        """Starts a new process in the place of one that is ready or was given up; returns when the new one takes sessions.
+        Until then the old one gets new sessions only if no other is ready. After that it ends when its sessions are over,
+        at the latest after `patience` seconds. The restart continues if the caller is cancelled.
 
-        NotFound for an unknown number, Conflict where its process is on its way, LoadFailed where the new one cannot be
-        had: then the old one goes on."""
+        NotFound for an unknown number. Conflict while the process of that number is being started. LoadFailed if the new
+        one cannot be started: then the old one goes on."""
         name, numbers = self._spec.name, range(len(self._plans))
         if number not in numbers:
             raise NotFound(f"model {name!r} has no instance {number}: it has {', '.join(map(str, numbers))}")
@@ -572,11 +578,11 @@ class Instances(InstanceCalls):
             await self.keep(number)
 
     async def _restarted(self, number: int, restart: _Restart) -> bool:
-        """Starts the new process, once; True, when it has ended, if it is to be started again."""
+        """Runs the new process once. True after its end if it is due to be started again."""
         old = restart.old
         try:
-            ended = [await self._live(number)]  # no name of ours knows the exception, which may be raised through here
-            if self._restarts.get(number) is restart:  # it was never ready
+            ended = [await self._live(number)]  # in a list, so that no local name keeps an exception that passes through
+            if self._restarts.get(number) is restart:  # the new process was never ready
                 del self._restarts[number]
                 restart.end(self._not_restarted(number, old, *ended[0]))
                 if old is None:
@@ -598,11 +604,11 @@ class Instances(InstanceCalls):
         return reason if old is None or old.lost else f"{reason}; the old process goes on"
 
     async def _warm(self, instance: Instance) -> None:
-        """The instance has loaded: it is warmed up, and takes sessions then."""
+        """Warms up a loaded instance; afterwards it takes sessions."""
         try:
             await warm_up(instance.call, self._spec)
         except WarmupFailed as e:
-            if not isinstance(e.__cause__, WorkerLost):  # of a process that has ended the end says why
+            if not isinstance(e.__cause__, WorkerLost):  # if the process has ended, its end gives the reason
                 instance.fail(e)
             return
         if not self._hear(instance):
@@ -617,7 +623,7 @@ class Instances(InstanceCalls):
 
     @property
     def __model_instances__(self) -> Iterator[InstanceStatus]:
-        """Each as it is now."""
+        """Yields the present status of each instance."""
         for plan in self._plans:
             there = self._there.get(plan.number)
             resident, cpu = there.process.used() if there is not None else (0, 0.0)
@@ -652,7 +658,7 @@ class Instances(InstanceCalls):
         if known is None or request.parameters.get("sequence_start"):
             known = self._chosen(None)
         elif not known.ready:
-            self._sequences[sequence] = known  # until it begins again
+            self._sequences[sequence] = known  # kept, so that every request fails until the sequence begins again
             raise lost_sequence(sequence)
         if not request.parameters.get("sequence_end"):
             self._sequences[sequence] = known

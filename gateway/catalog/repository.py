@@ -1,4 +1,4 @@
-"""Models that are loaded from folders and unloaded while the server runs, within a budget of memory."""
+"""Loads models from folders and unloads them while the server runs, within a budget of memory."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LONGEST_NAME = 1024
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that is loaded."""
+    """A loaded model of the repository."""
 
     name: str
     url: str
-    """As it was given."""
+    """The url that the load was asked for, unchanged."""
     memory: int
-    """Bytes of the budget that it holds."""
+    """Bytes of the budget that the model holds."""
 
 
 @final
@@ -42,15 +42,14 @@ class Repository:
     """Loads models from folders under `limits.roots` into a running supervisor, and unloads them.
 
     A name is taken from the moment its load begins until nothing of the model is left: no session, no thread, no module,
-    no byte of the budget. Whoever comes in between is told so at once (Conflict), and never waits. Nothing of a load that
-    fails stays behind. Models go in and out in tasks of the supervisor's, so that a caller who leaves leaves nothing
-    half done.
+    no byte of the budget. Until then, another load of the name fails at once with Conflict. A failed load leaves nothing
+    behind. Loads and unloads run in tasks of the supervisor, so that a caller that disconnects leaves nothing half done.
 
-    The budget: a model needs what its model.toml declares as `memory`, or its ModelSpec; where neither does, 1.2 times
-    the bytes of its files. That is reserved before any of its code runs. What an undeclared model has made `resident` grow
-    by, if that is more, is charged in its place, unless another model came or went meanwhile, when the growth would be
-    nobody's in particular; of one in processes of its own, what those have. `resident` are the bytes of this process; give
-    one that leaves out what requests hold.
+    The budget: a model needs the `memory` that its model.toml or its ModelSpec declares; by default, 1.2 times the bytes of
+    its files. That is reserved before any of its code runs. If an undeclared model made `resident` grow by more during its
+    load, the growth is charged instead, unless another model came or went meanwhile. For a model in processes, the bytes
+    of those processes take the place of the growth. `resident` returns the bytes of this process, by default all of them;
+    pass one that leaves out the bytes of requests.
     """
 
     def __init__(
@@ -58,54 +57,53 @@ class Repository:
     ) -> None:
         self._supervisor, self._limits = supervisor, limits
         self.holdings = Holdings(supervisor, limits)
-        """Those that are there, and their memory."""
+        """The entries of the models, and their memory."""
         self.loader = ModelLoader(supervisor, limits, self.holdings, resident or resident_bytes)
-        """Their way in and out."""
+        """Runs the loads and unloads."""
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- the models --------------------------------------------------------------------------------------------------
 
     @property
     def used(self) -> int:
-        """Bytes of the budget that are reserved, or declared by models that are not the repository's."""
+        """Bytes of the budget in use: reserved here, or declared by models outside the repository."""
         return self.holdings.used
 
     def check_room(self, name: str, need: int) -> None:
-        """InsufficientStorage where another version of a model, of so many bytes, does not fit beside the one there."""
+        """Raises InsufficientStorage if a new version of a model, of `need` bytes, does not fit beside the serving one."""
         self.holdings.check_room(name, need)
 
     @property
     def names(self) -> list[str]:
-        """All names that are taken, of models on their way in or out too."""
+        """All taken names, including those of models that are being loaded or unloaded."""
         return sorted(self.holdings.entries)
 
     def standings(self) -> dict[str, tuple[Worker | None, bool]]:
-        """By each name that is taken the model's worker, where it has one, and whether it is on its way out."""
+        """Returns, for each taken name, the model's worker if it has one, and True if the model is being unloaded."""
         return {
             name: (entry.worker, entry.state is EntryState.LEAVING) for name, entry in sorted(self.holdings.entries.items())
         }
 
     def list(self) -> list[LoadedModel]:
-        """The models that are loaded, by name."""
+        """Returns the loaded models, in the order of their names."""
         return [_told(entry) for _, entry in sorted(self.holdings.entries.items()) if entry.state is EntryState.READY]
 
     def get(self, name: str) -> LoadedModel:
-        """A model that is loaded; NotFound otherwise."""
+        """Returns a loaded model; NotFound if there is none of that name."""
         entry = self.holdings.entries.get(name)
         if entry is None or entry.state is not EntryState.READY:
             raise NotFound(f"no model {show(name)} is loaded")
         return _told(entry)
 
-    # -- for those who decide which models there are -----------------------------------------------------------------
+    # -- explicit loads and unloads ----------------------------------------------------------------------------------
 
     async def load(self, name: str, url: str, *, shown: str = "") -> LoadedModel:
-        """Loads the model in the folder `url` as `name`; returns when it answers. `shown` is what the errors call the
-        folder, as for `in_use`.
+        """Loads the model in the folder `url` as `name`; returns when it accepts calls. Errors name the folder `shown`, as
+        for `in_use`.
 
-        Conflict at once where the name is taken. BadRequest and NotFound for a folder that is none, or not one of the
-        roots'; BadModel for one with a mistake; InsufficientStorage where the model does not fit; LoadFailed for what
-        its code raised; Unavailable where it has code, and too many threads of loads that were given up do not return.
-        A caller who is cancelled has given the load up, and waits until it is undone; a thread that does not end is not
-        waited for beyond 1.5 seconds, but keeps the name.
+        Conflict at once if the name is taken. BadRequest or NotFound if `url` is not a folder, or not below a root;
+        BadModel for a mistake in the folder; InsufficientStorage if the model does not fit; LoadFailed if its code raised;
+        Unavailable if it has code and too many threads of abandoned loads do not return. A caller that is cancelled gives
+        the load up and waits until it is undone. It waits at most 1.5 seconds for a thread, which keeps the name taken.
         """
         taken = self.holdings.entries.get(name)
         if taken is not None:
@@ -124,10 +122,12 @@ class Repository:
     async def unload(self, name: str) -> None:
         """Unloads a model that `load` or `in_use` has loaded; returns when nothing of it is left.
 
-        New sessions find it gone at once, those that wait for a slot are answered, those that run have `unload_timeout`
-        seconds, and then end as lost. NotFound where there is none, Conflict while it is being loaded and for a model of
-        the configuration. Whoever asks while it is being unloaded waits for the same end. A caller who is cancelled is not
-        waited for. Unavailable where a thread of the model does not return: its name and memory are free when it does.
+        New sessions do not find the model from now on. Sessions that wait for a slot get an error. Running sessions have
+        `unload_timeout` seconds to end, and are then ended as lost. A second unload waits for the end of the first. The
+        unload continues if the caller is cancelled.
+
+        NotFound if no such model is loaded. Conflict while it is being loaded, and for a configured model. Unavailable if a
+        thread of the model does not return: the name and the memory are free only when it does.
         """
         entry = self.holdings.entries.get(name)
         if entry is None:
@@ -147,15 +147,16 @@ class Repository:
             raise Unavailable(f"model {show(name)} is out of service, but a thread of it does not end: it holds its memory")
 
     async def reload(self, name: str, *, shown: str = "", patience: float | None = None, always: bool = True) -> LoadedModel:
-        """Loads a model of `load` or `in_use` anew from its folder while it serves; where `always` is False, only if a file
-        of that has changed, come or gone. Returns when the new version answers. `shown` is as for `load`.
+        """Loads a model of `load` or `in_use` again from its folder while it serves. If `always` is False, it loads only
+        if a file of the folder has changed, appeared or disappeared. Returns when the new version accepts calls. `shown` is
+        as for `load`.
 
         The new version is read, loaded and warmed up beside the old one, and then takes over in one moment: no call is
-        refused for it. Calls that run, and those that wait for a slot, end on the old version, which has `patience` seconds
-        for that (`unload_timeout` unless given). Where it cannot be loaded the errors of `load` come out, and the old one
-        serves on; both must fit. NotFound where there is none; Conflict while it is on its way in or out, or is reloaded
-        already, and for a folder whose model is of another family now. A caller who is cancelled before the switch has given
-        it up.
+        refused. Calls that run or wait for a slot end on the old version, which has `patience` seconds for them, by default
+        `unload_timeout`. If the new version cannot be loaded, the errors of `load` are raised and the old one goes on. Both
+        versions must fit into the budget. NotFound if no such model is loaded. Conflict while it is being loaded, unloaded
+        or reloaded, and if the folder's model is of another family now. A caller that is cancelled before the switch gives
+        the reload up.
         """
         old = self._reloadable(name)
         if not always:
@@ -181,21 +182,21 @@ class Repository:
             raise Conflict(f"model {show(name)} is being reloaded")
         return entry
 
-    # -- for those who want one to be there --------------------------------------------------------------------------
+    # -- loads on demand ---------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def in_use(self, name: str, url: str, *, shown: str = "") -> AsyncIterator[Worker]:
-        """The worker of a model, loaded first where it is not; within the block it is not unloaded for another's sake.
+        """Returns the worker of a model, and loads the model first if needed. Within the block the model is not unloaded to
+        make room for another.
 
-        All who want a model at once share one load, and its errors, which are those of `load`; it is given up when
-        the last of them is cancelled. `shown` is what the errors call the folder, where whoever asks did not name the url
-        himself; the log has the url. Where the model does not fit, models go that nobody uses, the least recently used
-        first, until it does. One that is just being unloaded is waited for, by those who want it and by those who want its
-        place, but not when all that is left of it is a thread that does not return: Unavailable for the former.
+        Concurrent callers share one load and its errors, which are those of `load`; the load is given up when the last of
+        them is cancelled. Errors name the folder `shown` if the client did not supply the url; the log has the url. If the
+        model does not fit, unused models are unloaded, the least recently used first. The caller waits for a model that is
+        being unloaded, its own or one that makes room. Unavailable if only a thread that does not return is left of its own
+        model.
 
-        Overloaded, at once, when all models that are left are in use: a session is never ended for another's model, so one
-        that never ends, such as an endless stream, keeps its model's place for as long as it lasts, and whoever wants that
-        place is told so each time he asks. InsufficientStorage where the model can never fit.
+        Overloaded, at once, if all remaining models are in use: no session is ended to make room. An endless stream
+        therefore keeps the place of its model for as long as it lasts. InsufficientStorage if the model can never fit.
         """
         entry = await self._wanted(name, url, shown)
         worker = entry.worker
@@ -218,7 +219,7 @@ class Repository:
                 except GatewayError:
                     if entry.shown == shown:
                         raise
-                    # it was told in the words of another: it fails once more in ours
+                    # its text names the folder as another caller does: load again for an error in our words
             if entry.state is EntryState.READY and entry.worker is not None and not entry.worker.stopped.is_set():
                 entry.users.count += 1
                 self.holdings.entries.move_to_end(name)
@@ -226,7 +227,7 @@ class Repository:
             while self.holdings.entries.get(name) is entry:
                 if entry.stuck:
                     raise Unavailable(
-                        f"model {show(name)} is out of service, and a thread of it does not end: there is no other before"
+                        f"model {show(name)} is out of service, and cannot be loaded again before a thread of it ends"
                     )
                 await self.holdings.moved.park()
 
@@ -234,7 +235,7 @@ class Repository:
 
     def _begin(self, name: str, url: str, shown: str) -> Entry:
         if not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
-            raise BadRequest(f"a model's name is of 1 to {_LONGEST_NAME} printable characters, not {show(name)}")
+            raise BadRequest(f"a model's name must be 1 to {_LONGEST_NAME} printable characters, not {show(name)}")
         if name in self._supervisor.workers or name in self._supervisor.configured:
             raise Conflict(f"model {show(name)} is of the server's configuration")
         entry = Entry(name, url, shown)
@@ -244,7 +245,7 @@ class Repository:
         return entry
 
     async def _decided(self, entry: Entry) -> None:
-        """Returns when the model is ready, raises why it is not. The last who leaves gives the load up."""
+        """Returns when the model is ready, or raises its error. If the last waiter is cancelled, the load is given up."""
         entry.waiters += 1
         try:
             await entry.decided.wait()
@@ -257,7 +258,7 @@ class Repository:
                 with trio.move_on_after(GRACE, shield=True):
                     await entry.gone.wait()
         error = entry.error
-        if error is not None:  # one for each who asked: an exception has one traceback
+        if error is not None:  # a copy for each waiter: an exception has one traceback
             raise anew(error)
 
 

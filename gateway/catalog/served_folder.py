@@ -1,4 +1,4 @@
-"""The one folder that is served from the start, that of `repository.model` or SageMaker's own, found and read."""
+"""Finds and reads the one folder that is served from the start: that of `repository.model`, or SageMaker's own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from gateway.errors import GatewayError, NotFound
 
 
 def served_folder(config: Config, *, alone: bool) -> str:
-    """The folder of `repository.model`, else SageMaker's where a model is in it, no other is configured and none is to
-    come; empty where there is none. `alone` says that a program has none of its own either."""
+    """Returns the folder of `repository.model`; otherwise SageMaker's, if it contains a model, no other model is configured,
+    and the endpoint is not a multi-model one; otherwise an empty text. `alone`: the program serves no model of its own
+    either."""
     if config.repository.model:
         return config.repository.model
     if config.models or not alone or config.sagemaker.multi_model:
@@ -27,8 +28,8 @@ def served_folder(config: Config, *, alone: bool) -> str:
 
 
 def read_served_folder(config: Config, path: str) -> ModelFolder:
-    """What is in it; no code of it runs. ConfigError for one that cannot be served: nobody wants a container that serves
-    something else then."""
+    """Reads the served folder; none of its code runs. ConfigError if it cannot be served, so that a container does not start
+    with other models in its place."""
     chosen = config.repository
     try:
         folder = find_folder(path, chosen.roots)
@@ -40,8 +41,8 @@ def read_served_folder(config: Config, path: str) -> ModelFolder:
 
 
 def folder_settings(config: Config) -> Iterator[tuple[Key, Any, str]]:
-    """What the files of the folder's model say in the place of the configuration, each with the file that does: below the
-    model's name, and of the form of its answers below `lmi` there."""
+    """Yields the settings that the files of the served folder set: the key, the value and the file of each. Keys begin with
+    `models` and the model's name; those for the form of its answers go on with `lmi`."""
     path = served_folder(config, alone=True)
     if not path:
         return
@@ -57,7 +58,7 @@ def folder_settings(config: Config) -> Iterator[tuple[Key, Any, str]]:
 
 
 def _leaves(key: Key, value: Any, unsaid: Any) -> Iterator[tuple[Key, Any]]:
-    """The value, or each of a section that is not what it would be if nobody had said it."""
+    """Yields a value, or, of a section, each value that differs from the one in `unsaid`."""
     if not is_dataclass(value):
         yield key, value
         return

@@ -1,4 +1,4 @@
-"""What X-Amzn-SageMaker-Target-Model stands for: a folder below the endpoint's models, and the name it is loaded by."""
+"""Turns X-Amzn-SageMaker-Target-Model into a folder below the endpoint's models and the name that it is loaded by."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SHOWN = 100
 
 
 def model_url(prefix: str, target: str) -> str:
-    """The folder of a target model: SageMaker unpacks an archive into a folder, so `.tar.gz` at the end is left out.
-    BadRequest for a name that leaves the prefix by its words, and for one with segments that say nothing: each folder has
-    one name, or it would be loaded once for each. Who opens the folder looks at links."""
+    """Returns the folder of a target model. SageMaker unpacks an archive into a folder, so a final `.tar.gz` is left out.
+    BadRequest for a name with an empty segment, "." or "..": it could leave the prefix, or load one folder under two names.
+    Symbolic links are checked later, when the folder is opened."""
     relative = re.sub(r"\.tar\.gz$", "", target)
     if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
         raise BadRequest(
@@ -24,6 +24,7 @@ def model_url(prefix: str, target: str) -> str:
 
 
 def model_name(url: str) -> str:
-    """The platform's names are opaque: a digest makes this one unique, and the folder's own name tells people what it is."""
+    """Returns the name of a target model: the name of its folder, for people, and a digest of the url, which makes it
+    unique."""
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", url.rpartition("/")[2])[:64]
     return f"{words}-{hashlib.sha256(url.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""The warm-up requests of a configuration, read into what the model is called with, and what is wrong with the answers."""
+"""Reads the warm-up requests of a configuration into messages of the model's family, and checks the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protocols import v2
 
 
 def read_warmup(spec: ModelSpec, bodies: Sequence[str]) -> tuple[Any, ...]:
-    """A message of the model's family for each body. ValueError for one that no client could send either."""
+    """Returns a message of the model's family for each body. ValueError for a body that would be refused from a client."""
     messages = []
     for number, body in enumerate(bodies, 1):
         try:
@@ -37,8 +37,8 @@ def _message(spec: ModelSpec, body: bytes) -> Any:
 
 
 def answer_check(spec: ModelSpec) -> Check:
-    """A function that raises if an answer of the model would fail in a call: it is of another family, or not as the model
-    has declared it, or nothing that v2 can carry."""
+    """Returns a function that raises if an answer of the model would fail in a call: its family or its declaration do not
+    match, or v2 cannot carry it."""
     match spec.family:
         case Family.TEXT:
             return _check_text

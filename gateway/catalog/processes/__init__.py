@@ -1,1 +1,1 @@
-"""The calls of models that run in processes: of this gateway's own processes, and of those that several fronts share."""
+"""Calls models that run in processes: in the gateway's own processes, and in those that several fronts share."""

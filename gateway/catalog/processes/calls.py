@@ -1,4 +1,4 @@
-"""How sessions find the process that runs them: the ready one with the fewest, or the one that has their sequence."""
+"""Chooses the process of each session: the ready one with the fewest sessions, or the one that has its sequence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THREADS = 64
 
 
 class _Elsewhere:
-    """A function of the model's author that is called in a process, from a thread of this one."""
+    """A function of a model's code in another process. Call it from a thread."""
 
     elsewhere = True
 
@@ -40,7 +40,7 @@ class InstanceCalls(ABC):
     """The processes of one model, called as one."""
 
     def __init__(self, spec: ModelSpec, bodies: Arena | None) -> None:
-        """`bodies` is where bodies for the model are best received; None: anywhere."""
+        """`bodies` is the shared memory in which bodies for the model should be received; None: any memory will do."""
         self._spec, self._bodies = spec, bodies
         self.parameters: frozenset[str] | None = None
         self.chat_template: _Elsewhere | None = None
@@ -48,20 +48,21 @@ class InstanceCalls(ABC):
 
     @abstractmethod
     def _ready(self) -> list[Instance]:
-        """Those that a new session may go to."""
+        """Returns the instances that may take a new session."""
 
     @abstractmethod
     def _of_sequence(self, sequence: Any, request: InferRequest) -> Instance:
-        """The one that has a sequence. WorkerLost; ModelError where it was lost."""
+        """Returns the instance that has a sequence, or one for a new sequence. WorkerLost if none is ready; ModelError if
+        the sequence is lost."""
 
     @property
     @abstractmethod
     def __model_instances__(self) -> Iterator[InstanceStatus]:
-        """Each process as it is now. No model of a user has an attribute of this name."""
+        """Yields the present status of each process. The name is one that no user's model has as an attribute."""
 
     @property
     def __model_bodies__(self) -> Arena | None:
-        """The memory in which whole bodies for the model are best received: its processes see them there."""
+        """The shared memory in which whole bodies for the model should be received, so that its processes need no copy."""
         return self._bodies
 
     @property
@@ -69,7 +70,7 @@ class InstanceCalls(ABC):
         return load_of(self._spec)
 
     def _hear(self, instance: Instance) -> bool:
-        """Notes what a loaded instance says of the model; False where it has ended."""
+        """Stores the properties of the model that a loaded instance has sent; False if the instance has ended."""
         said = instance.loaded
         if said is None:
             return False
@@ -80,14 +81,14 @@ class InstanceCalls(ABC):
 
     async def __call__(self, session: Session[Any, Any], /) -> None:
         first = None
-        if self._spec.family is not Family.PARTS:  # a model of parts may speak first
+        if self._spec.family is not Family.PARTS:  # a model of parts may send before it receives
             with suppress(trio.EndOfChannel):
                 first = await session.receive()
         instance: Instance = getattr(session.channel, "runs_in", None) or self._chosen(first)
         await instance.call(session, first)
 
     def _chosen(self, first: object) -> Instance:
-        """The ready instance with the fewest sessions; for a request of a sequence, the one that has it."""
+        """Returns the ready instance with the fewest sessions, or, for a request of a sequence, the one that has it."""
         if type(first) is InferRequest and (sequence := first.parameters.get("sequence_id")):
             return self._of_sequence(sequence, first)
         ready = self._ready()
@@ -99,7 +100,7 @@ class InstanceCalls(ABC):
         return WorkerLost(f"no process of model {self._spec.name!r} is ready; try again")
 
     def __model_formatting__(self, id: str) -> InstanceFormatting:
-        """The formatters for a request of this id, if the model has some. By a name as above."""
+        """Returns the formatters of the request `id`, in an instance of the model."""
         return InstanceFormatting(self._chosen(None), id, writes=self._spec.output_formatter is not None)
 
     async def _ask(self, function: str, argument: Any) -> Any:
@@ -107,18 +108,18 @@ class InstanceCalls(ABC):
 
 
 class UnfinishedLoad(ABC):
-    """How a model in processes is loaded, while its spec is not complete by the configuration."""
+    """The `load` of a model in processes, before its spec contains the configuration."""
 
     @abstractmethod
     def complete(self, spec: ModelSpec) -> ModelSpec:
-        """The spec, which is complete now, as it is to be served."""
+        """Returns the spec to serve, from the spec with the configuration in it."""
 
     def __call__(self) -> AbstractAsyncContextManager[Model]:
-        raise AssertionError("it is loaded by its completed spec")
+        raise AssertionError("a model in processes is loaded by its completed spec")
 
 
 def load_of(spec: ModelSpec) -> Load:
-    """Makes the message that has a process load the model."""
+    """Makes the message that asks a process to load the model."""
     threads = spec.threads or min(spec.capacity, _THREADS)
     return Load(threads, spec.step_timeout, spec.stop_within, spec.stuck_limit)
 

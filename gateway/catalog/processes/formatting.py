@@ -1,4 +1,4 @@
-"""A request whose formatters are called in a process of its model: what the gateway says and hears of it."""
+"""Calls the formatters of a request in a process of its model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.messages import Token
 
 @final
 class InstanceFormatting:
-    """A `Formatting` that an instance has, until `forget`. The request runs there too, beside what was made of it."""
+    """A `Formatting` that calls the formatters in one instance, until `forget`. The request runs in that instance too."""
 
     def __init__(self, instance: Instance, id: str, *, writes: bool) -> None:
         """`id` is the request's. `writes`: the model has an output formatter of its own."""
@@ -29,8 +29,8 @@ class InstanceFormatting:
     def read(
         self, content: bytes, fields: Mapping[str, str], bounds: JSONBounds, name: str, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """The request of the schema that the input formatter makes of this one: from a thread. Raises what it raised,
-        WorkerLost where the process has ended."""
+        """Returns the request of the schema that the input formatter makes of a body. Call it from a thread. Raises the
+        error of the formatter; WorkerLost if the process has ended."""
         asked = ReadInput(self._number, self._id, content, dict(fields), bounds, name, dict(options))
         document: dict[str, Any] = trio.from_thread.run(self._read, asked)
         return document
@@ -44,7 +44,7 @@ class InstanceFormatting:
         return document
 
     def take(self, asked: TextInput) -> None:
-        """This is what was asked. ModelError for what cannot go to a process."""
+        """Sends the parsed request to the instance. ModelError if its parameters cannot be sent to a process."""
         parameters = dict(asked.parameters or {})
         try:
             self.instance.give(GivenInput(self._number, self._id, asked.input_text, parameters, asked.stream))
@@ -56,13 +56,13 @@ class InstanceFormatting:
             ) from None
 
     async def write(self, tokens: Sequence[Token]) -> str:
-        """The text that the output formatter makes of one more token. Raises what it raised, WorkerLost where the process
-        has ended."""
+        """Returns the text that the output formatter makes of the last of `tokens`; those before it belong to the prompt.
+        Raises the error of the formatter; WorkerLost if the process has ended."""
         text = await self.instance.asked(Write(self.instance.next_number(), self._number, list(tokens)))
         if not isinstance(text, str):
             raise self.instance.broken("a text that is none")
         return text
 
     def forget(self) -> None:
-        """The request is over."""
+        """Releases the instance's state for the request."""
         self.instance.end_formatting(self._number)

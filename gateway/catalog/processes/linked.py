@@ -1,4 +1,4 @@
-"""A model in processes that several fronts share, as one of them has it: their parent keeps the processes, it has links."""
+"""A model in processes that several fronts share, seen from one front: it has links to the processes of the parent."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from models.spec import Model, ModelSpec, RestartPolicy
 
 log = logging.getLogger("gateway.worker")
 
-_DIVIDED = ("capacity", "queue", "queue_bytes", "body_bytes")  # all fronts share these
+_DIVIDED = ("capacity", "queue", "queue_bytes", "body_bytes")  # limits that all fronts share
 _SEQUENCES = 100_000  # sequences of v2 whose instance a front remembers
-# It is loaded again as soon as its parent has processes: that decides how often they start, and whether.
+# A front loads the model again as soon as the parent has processes: the parent applies the model's own restart policy.
 _RESTART = RestartPolicy(intensity=10**9, backoff=0.05, backoff_max=0.05, jitter=0.0)
 
 
@@ -41,55 +41,56 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """A process of a model that a front may have a link to."""
 
     id: int
-    """Its number among all processes that the parent has ever started."""
+    """The number of the process among all that the parent has ever started."""
     number: int
-    """Which instance of its model it is."""
+    """The number of the instance in its model."""
     pid: int
     patience: float | None = None
-    """Seconds that its sessions have to end, where another has taken its place; None: it takes new ones."""
+    """Seconds that the sessions have to end if the process was replaced; default None: it takes new sessions."""
 
 
 @final
 class ModelNews(msgspec.Struct, frozen=True, array_like=True):
-    """All that a front is to know of the processes of a model now."""
+    """The present state of the processes of a model, as the parent sends it to the fronts."""
 
     name: str
     load: int
-    """Which of all the loads: a reload makes a new one beside the old."""
+    """The number of the load: a reload begins a new one beside the old."""
     offers: list[Offer]
+    """The processes that fronts may have links to."""
     failures: int
-    """How often the model was lost altogether, or could not be loaded."""
+    """The number of times that the model was lost, with all its processes, or could not be loaded."""
     reason: str
-    """Why, the last time."""
+    """The reason of the last failure."""
     over: bool
-    """True once it is not loaded again."""
+    """True once the parent does not load the model again."""
     given_up: list[int]
     """The numbers of instances that are not started again."""
 
 
 class LinkOwner(Protocol):
-    """The parent, which has the processes, as a front asks it."""
+    """A front's connection to the parent, which owns the processes."""
 
     def link(self, id: int, process: LinkedProcess) -> None:
-        """Has it hand a link to that process. OSError."""
+        """Asks the parent to hand a link to that process. OSError if the link cannot be sent."""
 
     def kill(self, id: int, why: str) -> None:
-        """Asks it to end the process."""
+        """Asks the parent to end the process."""
 
     def let_go(self, id: int) -> None:
-        """Tells it that there is no link to the process any more."""
+        """Tells the parent that the link to the process has ended."""
 
 
 @final
 class SharedLoad:
-    """One load of a model in shared processes, by its owner's word."""
+    """One load of a model in shared processes, as the parent's news tells it."""
 
     def __init__(self, plans: Sequence[ProcessPlan], owner: LinkOwner, news: ModelNews, front: int) -> None:
-        """`plans` has that of each number. `front` is that of the front."""
+        """`plans` has the plan of each instance. `front` is the number of this front."""
         self.plans, self.news, self.front, self._owner = plans, news, front, owner
         self._processes: dict[int, LinkedProcess] = {}
         self._changed = trio.lowlevel.ParkingLot()
-        self._failures = 0  # those that were told of
+        self._failures = 0  # failures that `offered` has raised, or that a process has followed
 
     def take(self, news: ModelNews) -> None:
         """Takes the owner's latest news."""
@@ -101,8 +102,8 @@ class SharedLoad:
         self._changed.unpark_all()
 
     async def offered(self) -> None:
-        """Waits until a process takes sessions. GivenUpElsewhere where none will; InstanceEnded where the model could not
-        be loaded, for each time once."""
+        """Waits until a process takes sessions. GivenUpElsewhere if none ever will. If the model was lost or could not be
+        loaded since the last call, the error of its owner."""
         while not any(offer.patience is None for offer in self.news.offers):
             if self.news.over:
                 raise GivenUpElsewhere(self.news.reason)
@@ -113,11 +114,12 @@ class SharedLoad:
         self._failures = self.news.failures
 
     async def changed(self) -> None:
-        """Waits for the owner's next word."""
+        """Waits for the owner's next news."""
         await self._changed.park()
 
     def link(self, offer: Offer, bodies: Arena | None) -> tuple[LinkedProcess, Callable[[str], None]]:
-        """A link to a process, and what asks the owner to end it for a reason. OSError."""
+        """Makes a link to a process. Returns it, and a function that asks the owner to end the process for a reason. OSError
+        if the link cannot be sent."""
         owner, id = self._owner, offer.id
         kill = partial(owner.kill, id)
         process = LinkedProcess(self.plans[offer.number], offer.pid, partial(kill, "a front cannot use it"), bodies=bodies)
@@ -130,7 +132,7 @@ class SharedLoad:
         return process, kill
 
     def let_go(self, offer: Offer) -> None:
-        """The link is over."""
+        """Forgets a link that has ended, and tells the owner."""
         self._processes.pop(offer.id, None)
         self._owner.let_go(offer.id)
 
@@ -142,13 +144,13 @@ class SharedModel:
     def __init__(
         self, name: str, fields: dict[str, Any], plans: Sequence[ProcessPlan], owner: LinkOwner, load: int, front: int
     ) -> None:
-        """`fields` are what its code says of it, as `described_fields` has them. `front` is the number of the front."""
+        """`fields` is the result of `described_fields` for the model's code. `front` is the number of this front."""
         self.name, self.plans, self._fields, self._owner, self._front = name, plans, fields, owner, front
         self.latest = SharedLoad(plans, owner, ModelNews(name, load, [], 0, "", False, []), front)
         self._loads = {load: self.latest}
 
     def take(self, news: ModelNews) -> None:
-        """Takes the owner's news of one load. ValueError for an instance that the model does not have."""
+        """Takes the owner's news of one load. ValueError if they name an instance that the model does not have."""
         if any(not 0 <= offer.number < len(self.plans) for offer in news.offers):
             raise ValueError(f"model {self.name!r} has {len(self.plans)} instances")
         load = self._loads.get(news.load)
@@ -159,7 +161,7 @@ class SharedModel:
             del self._loads[number]
 
     def spec(self, fronts: int) -> ModelSpec:
-        """The spec as its code says it, of which one of so many fronts is to serve its share."""
+        """Returns the spec that the model's code declares, of which this front serves its share: one of `fronts`."""
         return spec_of_fields(self.name, self._fields, _Share(self, fronts))
 
 
@@ -169,10 +171,10 @@ class _Share(UnfinishedLoad):
         self._model, self._fronts = model, fronts
 
     def complete(self, spec: ModelSpec) -> ModelSpec:
-        """Divides the limits that all fronts share, and rounds them up. The owner of the processes has warmed them up, and
-        decides how often they start."""
+        """Divides the limits that all fronts share, rounded up. Warm-up and restart policy are left to the owner of the
+        processes."""
         batching = spec.batching
-        if batching is not None:  # which counts the calls of one process
+        if batching is not None:  # its `instances` are calls of one process
             instances = share_of(batching.instances * len(self._model.plans), self._fronts)
             batching = replace(batching, instances=instances)
         divided: dict[str, Any] = {name: share_of(getattr(spec, name), self._fronts) for name in _DIVIDED}
@@ -214,11 +216,11 @@ class LinkedInstances(InstanceCalls):
         self._sequences: OrderedDict[int | str, Instance] = OrderedDict()
 
     async def loaded(self) -> None:
-        """Waits until it has a link to a process."""
+        """Waits until the model has a link to a process."""
         await self._loaded.wait()
 
     async def follow(self) -> None:
-        """Begins a link to each process that there is, and ends it where that takes no sessions any more."""
+        """Begins a link to each offered process, and ends it when the process takes no more sessions."""
         while True:
             offers = self._shared.news.offers
             self._begun &= {offer.id for offer in offers}
@@ -232,9 +234,9 @@ class LinkedInstances(InstanceCalls):
             await self._shared.changed()
 
     async def _live(self, offer: Offer) -> None:
-        """One link. Raises why it has ended where there is no other: that is the end of the model here, whose worker then
-        waits for the next."""
-        if offer not in self._shared.news.offers:  # it is gone already
+        """Runs one link. If it ends and there is no other, it raises the reason. That ends the model in this front, whose
+        worker then waits for the next process."""
+        if offer not in self._shared.news.offers:  # the process is gone already
             return
         process, kill = self._shared.link(offer, self._bodies)
         instance = self._there[offer.id] = Instance(process, self._load, hang_timeout=0.0, ask_to_kill=kill)
@@ -256,7 +258,7 @@ class LinkedInstances(InstanceCalls):
 
     @property
     def __model_instances__(self) -> Iterator[InstanceStatus]:
-        """The sessions and the memory that this gateway has in each. The owner tells the rest."""
+        """Yields the sessions and the memory that this front has in each process. The parent reports the rest."""
         for instance in self._there.values():
             memory = instance.process.memory
             yield InstanceStatus(
@@ -275,21 +277,22 @@ class LinkedInstances(InstanceCalls):
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def _ready(self) -> list[Instance]:
-        """Each front begins with another one: it does not know the sessions of the others."""
+        """Returns the ready instances. Each front begins with a different one, since it does not know the sessions of the
+        other fronts."""
         return sorted([one for one in self._there.values() if one.ready], key=self._turn)
 
     def _turn(self, instance: Instance) -> int:
         return (instance.number - self._shared.front) % len(self._shared.plans)
 
     def _of_sequence(self, sequence: Any, request: InferRequest) -> Instance:
-        """By the hash of its id, so that every front finds the same one. A sequence stays where it is when others are given
-        up (rendezvous hashing)."""
+        """Returns the instance of a sequence by the hash of its id, so that every front finds the same one. The sequence
+        stays there when other instances are given up (rendezvous hashing)."""
         numbers = [plan.number for plan in self._shared.plans if plan.number not in self._shared.news.given_up]
         number = max(numbers, key=partial(_weight, sequence), default=0)
         known = self._sequences.pop(sequence, None)
         chosen = next((one for one in reversed(self._there.values()) if one.number == number and one.ready), None)
         if known is not None and known is not chosen and not request.parameters.get("sequence_start"):
-            self._sequences[sequence] = known  # until it begins again
+            self._sequences[sequence] = known  # kept, so that every request fails until the sequence begins again
             raise lost_sequence(sequence)
         if chosen is None:
             raise self._none_ready()
@@ -301,7 +304,7 @@ class LinkedInstances(InstanceCalls):
 
 
 def _ended(reason: str) -> InstanceEnded | RaisedThere:
-    """Makes the error that the model's owner had, from its text."""
+    """Makes the error that the model's owner had from its text."""
     kind, _, said = reason.partition(": ")
     if kind == RaisedThere.__name__:
         return RaisedThere(said)

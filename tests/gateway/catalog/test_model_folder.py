@@ -111,7 +111,7 @@ def test_inside_of_the_roots_it_is_told_what_is_not_there(folder: Path) -> None:
     with pytest.raises(BadRequest, match="is an archive: it must be unpacked"):
         find_folder(str(folder / "model.tar.gz"), root)
     (folder / "file").write_bytes(b"")
-    with pytest.raises(BadRequest, match="is no folder"):
+    with pytest.raises(BadRequest, match="is not a folder"):
         find_folder(str(folder / "file"), root)
 
 
@@ -152,7 +152,7 @@ def test_a_data_file_is_in_the_folder_or_it_is_none(folder: Path, path: str) -> 
     (folder / "sub").mkdir()
     (folder / "model.toml").write_text(f'factory = "lm"\noptions = {{ path = "{path}" }}')
     message = refusal(folder)
-    assert "model.toml: options.path" in message or "model's folder" in message or "pipe is no regular file" in message
+    assert "model.toml: options.path" in message or "model's folder" in message or "pipe is not a regular file" in message
 
 
 def test_a_link_out_of_the_folder_is_refused_wherever_it_is(folder: Path) -> None:
@@ -224,12 +224,12 @@ def test_a_model_toml_that_is_no_text_or_no_file_is_refused(folder: Path) -> Non
     assert "is not UTF-8 text (at byte 0)" in refusal(folder)
     (folder / "model.toml").unlink()
     os.mkfifo(folder / "model.toml")
-    assert "is no regular file" in refusal(folder)
+    assert "is not a regular file" in refusal(folder)
     (folder / "model.toml").unlink()
     (folder / "model.toml").symlink_to("nothing")
     assert "cannot be read" in refusal(folder)
     (folder / "model.toml").unlink()
-    assert "holds neither model.toml nor model.py: it is no model's folder" in refusal(folder)
+    assert "holds neither model.toml nor model.py: it is not a model's folder" in refusal(folder)
     (folder / "serving.properties").touch()
     assert "holds neither model.toml nor model.py: serving.properties says how" in refusal(folder)
 
@@ -351,7 +351,7 @@ def test_what_code_raises_is_told_with_its_place(folder: Path) -> None:
     (folder / "model.py").write_text("import numpy\nnumpy.load('/nothing')\n")
     assert refusal(folder, LoadFailed).endswith(f"({folder}/model.py, line 2)")
     (folder / "model.py").write_text("class E(Exception):\n    def __str__(self):\n        1 / 0\nraise E\n")
-    assert "E: (it cannot say why)" in refusal(folder, LoadFailed)
+    assert "E: (its text cannot be read)" in refusal(folder, LoadFailed)
 
 
 def test_a_place_of_nobodys_who_reads_the_error_is_not_told(folder: Path) -> None:

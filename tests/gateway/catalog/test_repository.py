@@ -234,7 +234,7 @@ async def test_a_name_that_is_taken_is_refused_at_once_in_every_state(tmp_path: 
 @pytest.mark.parametrize("name", ["", "x" * 1025, "a\nb", "\udc80"])
 async def test_a_name_that_cannot_be_said_is_refused(tmp_path: Path, name: str) -> None:
     async with place(tmp_path) as at:
-        with pytest.raises(BadRequest, match="a model's name is of 1 to 1024 printable characters"):
+        with pytest.raises(BadRequest, match="a model's name must be 1 to 1024 printable characters"):
             await at.repository.load(name, str(tmp_path))
 
 
@@ -499,7 +499,7 @@ async def test_code_that_never_began_is_not_what_took_too_long(tmp_path: Path, m
                     at.repository.holdings.entries[name].load_scope.deadline = 1000.0
                 mock_clock.jump(30)
             assert isinstance(asked.outcome, Unavailable)
-            assert "the code of others is run before it, and was not over within 30 s" in asked.outcome.message
+            assert "the code of other models, which runs first, took longer than 30 s" in asked.outcome.message
             for _, leave in gates:
                 leave.set()
 
@@ -524,7 +524,7 @@ async def test_who_wants_a_model_of_which_a_thread_stays_is_told_so_and_others_d
     async with place(tmp_path, memory=2 * KiB) as at:
         used, other = at.folder("used", memory="1 KiB"), at.folder("other", memory="1 KiB")
         async with at.repository.in_use("used", used), hung(at, "h", clock=mock_clock):
-            with pytest.raises(Unavailable, match="'h' is out of service, and a thread of it does not end"):
+            with pytest.raises(Unavailable, match="'h' is out of service, and cannot be loaded again before a thread"):
                 await call(at, "h", str(tmp_path / "h"))
             with pytest.raises(Overloaded, match="all of them in use, or held by threads that do not end; try again later"):
                 await call(at, "other", other)

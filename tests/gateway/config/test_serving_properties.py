@@ -291,7 +291,7 @@ def test_each_mistake_is_told_with_the_file_and_the_key(folder: Path, text: str 
 
 def test_what_is_no_file_is_not_read(folder: Path) -> None:
     os.mkfifo(folder / "serving.properties")
-    with pytest.raises(BadModel, match=r"^m/serving\.properties is no regular file$"):
+    with pytest.raises(BadModel, match=r"^m/serving\.properties is not a regular file$"):
         read_folder(str(folder), code=(), defaults=ModelConfig(factory=""), shown="m")
 
 
