@@ -1,1 +1,1 @@
-"""Where a model runs when it does not run here: processes of its own. May import net and codecs."""
+"""The processes that a model may run in, outside the gateway's. May import net and codecs."""

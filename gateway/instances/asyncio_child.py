@@ -1,4 +1,4 @@
-"""An instance's own side whose loop is asyncio's: models written for that, with all that `child` does for those on Trio."""
+"""The side of an instance that runs the model, on an asyncio loop: `child` for models written for asyncio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from models.spec import Model, ModelSpec
 
 log = logging.getLogger("gateway.worker")
 
-_GOODBYE = 3.0  # seconds in which sessions are to end when the gateway has hung up
+_GOODBYE = 3.0  # seconds that sessions have to end after the gateway has hung up
 
 
 async def serve_on_asyncio(
@@ -34,9 +34,9 @@ async def serve_on_asyncio(
     memory: SharedMemory | None = None,
     links: socket.socket | None = None,
 ) -> None:
-    """Says what is first, loads the model that it is asked for, and serves until the gateway hangs up. `describe` makes the
-    spec, and what is said of it; it does not err. `links` is where those of other gateways come. BrokenPipe where the
-    gateway does not speak as it should."""
+    """Sends the message `first`, loads the requested model, and serves until the gateway hangs up. `describe` returns the
+    spec and the message that describes it; it must not raise. `links` receives the links of other gateways. BrokenPipe if
+    the gateway breaks the protocol."""
     set_loop(AsyncioLoop())
     pipe = AsyncioPipe(memory)
     pipe.post(first)
@@ -58,7 +58,7 @@ class _Call:
 
 @final
 class AsyncioChild(Child):
-    """A `Child` on asyncio. Each session has a task of its own, and the model's `load()` is entered and left in one."""
+    """A `Child` on asyncio. Each session has a separate task; one task enters and leaves the model's `load()`."""
 
     _bell = AsyncioBell
 
@@ -69,7 +69,7 @@ class AsyncioChild(Child):
         describe: Callable[[Describe], tuple[ModelSpec | None, Message]],
         links: socket.socket | None = None,
     ) -> None:
-        """`links` is where those of other gateways come; None: there are none."""
+        """`links` receives the links of other gateways; default None: there are none."""
         super().__init__(pipe, describe)
         self._stream, self._socket, self._links = pipe, ours, links
         self._calls: dict[SessionLine, _Call] = {}
@@ -85,7 +85,7 @@ class AsyncioChild(Child):
             self._life = life = asyncio.create_task(self._serve(self._loading))
             await asyncio.wait([life])
             error = asyncio.CancelledError() if life.cancelled() else life.exception()
-            if error is not None and not self._stopping:  # by its own doing
+            if error is not None and not self._stopping:  # the model's fault
                 self._pipe.post(Failed(told(error), trace_of(error)))
             del error
         last()
@@ -95,7 +95,7 @@ class AsyncioChild(Child):
         self._asked.set()
         if self._stopping:
             self._stop.set()
-            if self._life is not None and self._said is None:  # nobody waits for it any more
+            if self._life is not None and self._said is None:  # the load is no longer wanted
                 self._life.cancel()
 
     async def _sessions(self, model: Model, loaded: Loaded) -> None:
@@ -133,7 +133,7 @@ class AsyncioChild(Child):
         task.add_done_callback(self._linked.discard)
 
     async def _serve_link(self, end: socket.socket, memory: SharedMemory | None) -> None:
-        """Serves one more gateway, until it hangs up."""
+        """Serves one more gateway until it hangs up."""
         pipe, over = AsyncioPipe(memory), asyncio.Event()
         link = ChildLink(pipe)
         try:
@@ -165,7 +165,7 @@ class AsyncioChild(Child):
                 raise
             if call.cancelled:
                 return True
-            raise ModelExit(e) from e  # a task that it waited for was cancelled, and by none of us
+            raise ModelExit(e) from e  # the model's code cancelled a task that it waited for
         finally:
             del self._calls[line]
         return False
@@ -174,7 +174,7 @@ class AsyncioChild(Child):
         call = self._calls.get(line)
         if call is not None and not call.cancelled:
             call.cancelled = True
-            if call.begun:  # a task that is cancelled before never runs, and could not say so
+            if call.begun:  # a task that is cancelled earlier never runs, and could not report its end
                 call.task.cancel()
 
     def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:

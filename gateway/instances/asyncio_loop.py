@@ -1,4 +1,4 @@
-"""An event loop of asyncio's as the code of models sees it: threads for blocking steps, and texts that end their calls."""
+"""An asyncio event loop as the code of models sees it: threads for blocking steps, and texts that end their calls."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 
 
-_THREADS = 40  # where nobody says, as with Trio
+_THREADS = 40  # threads of calls without a limiter, as in Trio
 
 
 @final
 class AsyncioLoop:
-    """A `models.blocking.Loop`: the running one.
+    """The running asyncio loop, as a `models.blocking.Loop`.
 
-    Threads are limited by Trio's `CapacityLimiter`s, so that models say the same on both loops. Those count by themselves;
-    only whoever has to wait for a place waits here."""
+    Trio's `CapacityLimiter`s limit the threads, so that models use the same API on both loops. The limiters count without
+    Trio; only waiting for a place is done here."""
 
     cancelled = asyncio.CancelledError
 
@@ -38,13 +38,13 @@ class AsyncioLoop:
         self._loop = asyncio.get_running_loop()
         self._codecs, self._others = trio.CapacityLimiter(CODEC_THREADS), trio.CapacityLimiter(_THREADS)
         self._queues: dict[trio.CapacityLimiter, deque[asyncio.Future[None]]] = {}
-        """Those who wait for a place, first come, first served. Each holds the place by its own future, once it is given."""
+        """The tasks that wait for a place, first come, first served. Each task's future is the borrower of its place."""
 
     def current_time(self) -> float:
         return self._loop.time()
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # it is closed
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call)
 
     async def checkpoint(self) -> None:
@@ -84,7 +84,7 @@ class AsyncioLoop:
 
         def returned(found: T) -> None:
             self._give_back(limiter, place)
-            if not result.done():  # else nobody waits for it any more
+            if not result.done():  # otherwise the caller was cancelled
                 result.set_result(found)
 
         try:
@@ -101,7 +101,7 @@ class AsyncioLoop:
             try:
                 await asyncio.wait([result])
             except asyncio.CancelledError:
-                cancelled = True  # it is told when the thread has returned
+                cancelled = True  # raised below, once the thread has returned
         if cancelled:
             raise asyncio.CancelledError
         return result.result()
@@ -121,7 +121,7 @@ class AsyncioLoop:
                 with suppress(ValueError):
                     queue.remove(place)
                 self._hand_on(limiter)
-            else:  # it was given in the same moment
+            else:  # the place was given in the same moment
                 self._give_back(limiter, place)
             raise
         return place
@@ -131,14 +131,14 @@ class AsyncioLoop:
         self._hand_on(limiter)
 
     def _hand_on(self, limiter: trio.CapacityLimiter) -> None:
-        """Gives the free places to those who wait."""
+        """Gives free places to waiting tasks."""
         queue = self._queues.get(limiter)
         if queue is None:
             return
         with suppress(trio.WouldBlock):
             while queue:
                 place = queue[0]
-                if not place.done():  # else it was cancelled
+                if not place.done():  # otherwise its task was cancelled
                     limiter.acquire_on_behalf_of_nowait(place)
                     place.set_result(None)
                 queue.popleft()

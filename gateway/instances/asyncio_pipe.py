@@ -1,4 +1,4 @@
-"""The pipe of an instance whose loop is asyncio's: the same frames and credit as `pipe`, over a transport."""
+"""The pipe of an instance on an asyncio loop: the frames and the credit of `pipe`, over a transport."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.instances.pipe import BrokenPipe, SessionLine, attach
 
 @final
 class AsyncioBell:
-    """A wake-up for at most one waiting task, with the words and the promises of a `Doorbell`."""
+    """A wake-up for at most one waiting task, with the methods and the guarantees of a `Doorbell`."""
 
     __slots__ = ("_rung", "_waiter")
 
@@ -43,25 +43,25 @@ class AsyncioBell:
         try:
             await waiter
         finally:
-            if self._waiter is waiter:  # it was cancelled
+            if self._waiter is waiter:  # this task was cancelled
                 self._waiter = None
 
 
 async def _unchecked() -> None:
-    """A cancelled task of asyncio is told at its next wait, and nowhere else."""
+    """Does nothing: asyncio has no checkpoint for cancels, which a task notices only where it waits."""
 
 
 asyncio_line = partial(SessionLine, bell=AsyncioBell, check=_unchecked)
-"""Makes one side of a session whose users run on asyncio."""
+"""Makes one side of a session for tasks on asyncio."""
 
 
 @final
 class AsyncioPipe(asyncio.Protocol):
-    """Messages to and from the other side. What is posted in one turn of the loop leaves as one frame, and while the socket
-    takes no more, all that is posted meanwhile."""
+    """Messages to and from the other side. Messages posted in one turn of the loop leave as one frame; so do those posted
+    while the socket has no room."""
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
-        """Without `memory` all goes through the socket."""
+        """Without `memory`, all bytes go through the socket."""
         self.memory = memory
         if memory is not None:
             attach(memory, self)
@@ -71,31 +71,33 @@ class AsyncioPipe(asyncio.Protocol):
         self._out: list[bytes] = []
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # before `open`
-        self._paused = True  # until there is one
+        self._paused = True  # until there is a transport
         self._closed = self._loop.create_future()
         self.broken: BrokenPipe | None = None
-        """Why it was over, where the other side did not speak as it should."""
+        """The error if the other side broke the protocol."""
 
     async def open(self, ours: socket.socket, take: Callable[[Message], None], over: Callable[[], None]) -> None:
-        """Begins. `take` is called with each message; `over` when no more will come, perhaps more than once."""
+        """Begins to read and write. `take` is called with each message; `over` when no more will come, perhaps more than
+        once."""
         self._take, self._over = take, over
         await self._loop.create_unix_connection(lambda: self, sock=ours)
 
-    # -- for those who send ------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def post(self, message: Message) -> None:
-        """Sends it with the next frame. TypeError, OverflowError or ValueError for what cannot be sent: nothing was."""
+        """Sends a message with the next frame. TypeError, OverflowError or ValueError if it cannot be sent; then nothing
+        is."""
         self.post_encoded(encoded(message))
 
     def post_encoded(self, message: bytes) -> None:
-        """Sends what `messages.encoded` has made."""
+        """Sends a message that `messages.encoded` has encoded."""
         out = self._out
         out.append(message)
         if len(out) == 1 and not self._paused:
             self._loop.call_soon(self._flush)
 
     async def finish(self, seconds: float) -> None:
-        """Nothing is posted any more: writes what is left, for so long, and closes."""
+        """Writes the messages that are left, for at most `seconds`, and closes. Nothing may be posted afterwards."""
         self._paused = False
         self._flush()
         self._transport.close()
@@ -103,7 +105,7 @@ class AsyncioPipe(asyncio.Protocol):
         self._transport.abort()
 
     def abort(self) -> None:
-        """Hangs up at once, where it has begun."""
+        """Hangs up at once; does nothing before `open`."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -129,13 +131,13 @@ class AsyncioPipe(asyncio.Protocol):
                         self.memory.take_back(message.keys)
                     else:
                         self._take(message)
-        except ValueError as e:  # msgspec's errors are
+        except ValueError as e:  # the base of msgspec's errors too
             self.broken = BrokenPipe(f"{type(e).__name__}: {str(e)[:200]}")
             self._over()
 
     def eof_received(self) -> bool:
         self._over()
-        return True  # what is left can still be written
+        return True  # keeps the transport open, so that remaining messages can be written
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closed.set_result(None)

@@ -1,4 +1,4 @@
-"""An instance's own side: it takes messages, calls the model for each session, and says what became of it; on any loop."""
+"""The side of an instance that runs the model: takes messages, calls the model for each session, reports its end."""
 
 from __future__ import annotations
 
@@ -53,43 +53,43 @@ from models.session import Call, Session
 from models.spec import Model, ModelSpec, warm_up
 
 _TRACE = 16 * 1024  # characters of a traceback, the innermost
-_TEXT = 2000
-_RECORDS = 200  # of the log, a second
+_TEXT = 2000  # characters of an error
+_RECORDS = 200  # log records per second
 _log = logging.getLogger("gateway.worker")
 
 
 def told(error: BaseException) -> str:
-    """The type and text of an error."""
+    """Returns the type and the text of an error."""
     try:
         text = str(error)
     except Exception:
-        text = "its text cannot be had"
+        text = "its text cannot be read"
     if _lacks_trio(error, text):
         text = f'{text[:100]}: this code needs Trio: give its model loop = "trio" (models.NAME.process.loop)'
     return f"{type(error).__name__}: {text}"[:_TEXT]
 
 
 def _lacks_trio(error: BaseException, text: str) -> bool:
-    """True for what comes of a call of Trio's functions on another loop."""
+    """True if the error comes from a call of Trio's functions on another loop."""
     if trio.lowlevel.in_trio_run() or not isinstance(error, RuntimeError | AttributeError):
         return False
     *_, (last, _) = traceback.walk_tb(error.__traceback__) if error.__traceback__ else [(None, 0)]
     where: str = last.f_globals.get("__name__", "") if last is not None else ""
-    return where.startswith("trio.") or text.startswith("Task got bad yield: ")  # asyncio's word for Trio's traps
+    return where.startswith("trio.") or text.startswith("Task got bad yield: ")  # asyncio's error for Trio's traps
 
 
 def trace_of(error: BaseException) -> str:
-    """Its traceback, cut."""
+    """Returns the end of an error's traceback."""
     return "".join(traceback.format_exception(error))[-_TRACE:]
 
 
 def ended_by(session: int, error: BaseException) -> Ended:
-    """The end of a session whose model has raised, which can be sent."""
+    """Returns the message for a session whose model has raised. It can be sent, whatever the error contains."""
     ended = _ended_by(session, error)
     try:
         encoded(ended)
-    except (TypeError, ValueError, OverflowError) as e:  # of what a ModelError says: no number is a text, say
-        return Ended(session, "raised", f"{type(error).__name__}, which cannot be told: {e}", trace=trace_of(error))
+    except (TypeError, ValueError, OverflowError) as e:  # a field of a ModelError, such as a number as its text
+        return Ended(session, "raised", f"{type(error).__name__}, which cannot be sent: {e}", trace=trace_of(error))
     return ended
 
 
@@ -115,7 +115,7 @@ def _ended_by(session: int, error: BaseException) -> Ended:
 
 @final
 class _Channel:
-    """The channel that a session of the model stands on."""
+    """The channel of a model's session."""
 
     complete = False
 
@@ -134,7 +134,7 @@ class _Channel:
         self._head(accepted=True)
 
     def returned(self) -> None:
-        """The model has: also an answer without a message has its head."""
+        """Sends the head of an answer without a message, after the model has returned."""
         self._head(accepted=False)
 
     def _head(self, *, accepted: bool) -> None:
@@ -154,7 +154,7 @@ class _Channel:
 
 
 class _Session(Session[Any, Any]):
-    """A session whose number of prompt tokens goes to the gateway as soon as the model says it."""
+    """A session that sends the number of prompt tokens to the gateway as soon as the model sets it."""
 
     __slots__ = ("_tell",)
 
@@ -173,11 +173,11 @@ class _Session(Session[Any, Any]):
 
 
 class _LogHandler(logging.Handler):
-    """Hands records on to the gateway, from any thread: 200 a second. The others are counted, and their number is told in
-    their place while `run` runs."""
+    """Sends log records to the gateway, from any thread: at most 200 per second. It counts the others, and sends their
+    number while `run` runs."""
 
     def __init__(self, post: Callable[[bytes], None], drops: Bell) -> None:
-        """`post` is called on the loop. `drops` is its bell, for `run`."""
+        """`post` is called on the loop. `drops` wakes `run`."""
         super().__init__()
         self._post, self._drops, self._loop = post, drops, running_loop()
         self._until, self._left, self._dropped = -math.inf, 0, 0
@@ -189,9 +189,9 @@ class _LogHandler(logging.Handler):
             self.tell_dropped()
 
     def tell_dropped(self) -> None:
-        """To be called on the loop."""
+        """Sends the number of dropped records, if there are some. Must be called on the loop."""
         assert self.lock is not None
-        with self.lock:  # as for each record
+        with self.lock:  # `logging` holds it during `emit`
             dropped, self._dropped = self._dropped, 0
         if dropped:
             said = f"{dropped} records dropped" if dropped > 1 else "1 record dropped"
@@ -223,7 +223,7 @@ class _LogHandler(logging.Handler):
 
 @final
 class ChildLink:
-    """A gateway that calls the model of this process: the pipe to it, and the sessions that it has opened."""
+    """The link to one gateway that calls the model of this process: the pipe, and the gateway's sessions."""
 
     __slots__ = ("formatted", "lines", "pipe")
 
@@ -234,17 +234,17 @@ class ChildLink:
 
 
 class Child(ABC):
-    """The model of one process, and its sessions: all but how tasks are started and cancelled, which is the loop's.
+    """The model of one process, and its sessions. Subclasses start and cancel the tasks, each on its loop.
 
-    The gateway that has started the process has the first link: it says what is loaded, hears what is logged, and its end is
-    the end of all. Once the model is loaded others may have links too, each with its own sessions, credit and memory. When
-    one ends, its sessions are cancelled."""
+    The gateway that started the process has the first link: it decides what is loaded and receives the log, and the process
+    ends with it. Once the model is loaded, other gateways may have links, each with its own sessions, credit and memory.
+    When a link ends, its sessions are cancelled."""
 
     def __init__(self, pipe: Post, describe: Callable[[Describe], tuple[ModelSpec | None, Message]]) -> None:
-        """`describe` makes the spec, and what is said of it; it does not err."""
+        """`describe` returns the spec and the message that describes it; it must not raise."""
         self._first, self._pipe, self._describe = ChildLink(pipe), pipe, describe
         self.take: Callable[[Message], None] = partial(self._take, self._first)
-        """One message of whoever has started the process."""
+        """Takes one message of the gateway that started the process."""
         self._spec: ModelSpec
         self._steps: dict[SessionLine, SessionSteps] = {}
         self._model: Model | None = None
@@ -254,7 +254,7 @@ class Child(ABC):
         self._watch: StepWatch
 
     async def run(self) -> None:
-        """Loads the model when it is asked to, and serves until the gateway hangs up, which is told what is logged."""
+        """Loads the model when it is asked to, and serves until the gateway hangs up. Log records go to the gateway."""
         handler = _LogHandler(self._pipe.post_encoded, self._bell())
         logging.getLogger().addHandler(handler)
         try:
@@ -265,46 +265,46 @@ class Child(ABC):
             logging.getLogger().removeHandler(handler)
 
     async def serve(self) -> None:
-        """The same, without a word of what is logged: where the gateway's own log hears it."""
+        """Does the same as `run` without sending log records: for a process that has the gateway's own log."""
         contain_interrupts()
         await self._run(lambda: None)
 
-    # -- what each loop has of its own -------------------------------------------------------------------------------
+    # -- for subclasses to implement ---------------------------------------------------------------------------------
 
     _bell: type[Bell]
 
     @abstractmethod
     async def _run(self, last: Callable[[], None]) -> None:
-        """Reads and writes, calls `_serve` once it is to load, then `last`, and writes the last words."""
+        """Reads and writes messages; calls `_serve` once a load is asked for, then `last`, and writes the last messages."""
 
     @abstractmethod
     def _wake(self) -> None:
-        """It is to load, or to stop."""
+        """Wakes `_run`, because a load or the end was asked for."""
 
     @abstractmethod
     async def _sessions(self, model: Model, loaded: Loaded) -> None:
-        """Says that the model is loaded, runs its sessions until it is to stop, and cancels those that are left."""
+        """Sends `loaded`, runs sessions until the end is asked for, and cancels those that are left."""
 
     @abstractmethod
     def _start_session(self, model: Model, link: ChildLink, opened: Open) -> None:
-        """Starts a task for a session's `_call`."""
+        """Starts a task that runs `_call` for a session."""
 
     @abstractmethod
     async def _within(self, line: SessionLine, model: Model, session: Session[Any, Any]) -> bool:
-        """Calls the model for a session. True where `_cancel` has ended it."""
+        """Calls the model for a session. True if `_cancel` has ended it."""
 
     @abstractmethod
     def _cancel(self, line: SessionLine) -> None:
-        """Cancels a session that is there. Idempotent."""
+        """Cancels an open session. Idempotent."""
 
     @abstractmethod
     def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
-        """Starts a task for an `_answer`."""
+        """Starts a task that runs `_answer`."""
 
     # -- the model ---------------------------------------------------------------------------------------------------
 
     def _over(self) -> None:
-        """The gateway has hung up."""
+        """Asks for the end: the gateway has hung up, or the model cannot be imported."""
         self._stopping = True
         self._wake()
 
@@ -318,7 +318,7 @@ class Child(ABC):
                     async with self._watch.watching(), self._giving_back():
                         await self._sessions(model, loaded)
                 finally:
-                    self._model = None  # what is opened now is lost with the process
+                    self._model = None  # sessions opened from now on are lost with the process
             if not self._stopping:
                 self._pipe.post(Failed("", "", ended=True))
         except BaseException as e:
@@ -343,7 +343,7 @@ class Child(ABC):
         return getattr(model, name, None) if own is None else own
 
     def _take(self, link: ChildLink, message: Message) -> None:
-        """One message of a gateway's. ValueError for one that breaks the rules."""
+        """Takes one message of a gateway. ValueError if it breaks the protocol."""
         match message:
             case Credit():
                 if (line := link.lines.get(message.session)) is not None:
@@ -373,7 +373,7 @@ class Child(ABC):
             case Describe() if link is self._first:
                 self._import(message)
             case Load() if link is self._first:
-                if not self._stopping:  # it could be imported
+                if not self._stopping:  # not if the import has failed
                     self._loading = message
                     self._wake()
             case Load():
@@ -384,13 +384,13 @@ class Child(ABC):
                     line.take_item(message)
 
     def _end(self, line: SessionLine) -> None:
-        """Nobody wants a session any more."""
+        """Cancels a session that the gateway no longer wants."""
         self._cancel(line)
         self._watch.stop(self._steps[line])
-        line.end(over=True)  # a model that goes on is told when it sends
+        line.end(over=True)  # a model that goes on gets an error when it sends
 
     def _unlink(self, link: ChildLink) -> None:
-        """A gateway that has not started the process is gone, with its sessions and its memory."""
+        """Ends the sessions and the memory of a link that has ended, other than the first."""
         for line in [*link.lines.values()]:
             self._end(line)
         if link.pipe.memory is not None:
@@ -404,10 +404,10 @@ class Child(ABC):
             self._spec = spec
         self._pipe.post(said)
 
-    # -- its sessions ------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------------------------
 
     def _opened(self, link: ChildLink, opened: Open, line: SessionLine, now: float) -> float:
-        """A session begins, on this line. Its deadline on the loop's clock."""
+        """Registers a new session with its line. Returns the session's deadline on the loop's clock."""
         link.lines[opened.session] = line
         self._steps[line] = SessionSteps(self._watch, opened.session, link.pipe.post)
         return math.inf if opened.seconds < 0 else now + opened.seconds
@@ -426,7 +426,7 @@ class Child(ABC):
                 channel.returned()
         except BaseException as e:
             if not is_failure(e):
-                ended = Ended(number, "cancelled")  # with its instance, perhaps amid its answer
+                ended = Ended(number, "cancelled")  # together with the instance, perhaps in the middle of an answer
                 raise
             ended = ended_by(number, e)
         finally:
@@ -451,7 +451,7 @@ class Child(ABC):
             argument = msgspec.convert(argument, list[ChatMessage])
         return await in_thread(partial(function, argument))
 
-    # -- the formatters of its author --------------------------------------------------------------------------------
+    # -- formatters --------------------------------------------------------------------------------------------------
 
     def _begin_formatting(self, link: ChildLink, asked: ReadInput | GivenInput) -> None:
         spec = self._spec
@@ -463,17 +463,17 @@ class Child(ABC):
 
     async def _read_input(self, link: ChildLink, asked: ReadInput) -> Any:
         formatting = link.formatted.get(asked.number)
-        if formatting is None:  # nobody waits for it any more
+        if formatting is None:  # the gateway has forgotten the request meanwhile
             return None
         read = partial(formatting.read, asked.content, asked.properties, asked.bounds, asked.model, asked.options)
         return await in_thread(read), formatting.writes
 
     def _format(self, link: ChildLink, asked: Write, formatting: Formatting) -> None:
-        """Calls the output formatter where the gateway's own process would: on the loop."""
+        """Calls the output formatter on the loop, as the gateway does for a model in its own process."""
         try:
             data = encoded(Returned(asked.number, formatting.write(asked.tokens), None))
             if len(data) > LARGEST:
-                raise ValueError(f"a text of {len(data)} bytes is more than a model in a process can have, {LARGEST}")
+                raise ValueError(f"a text of {len(data)} bytes is more than a model in a process can send, {LARGEST}")
             link.pipe.post_encoded(data)
         except BaseException as e:
             if not is_failure(e):

@@ -1,4 +1,4 @@
-"""One instance of a model, as the gateway sees it: a process that loads the model, is called, and may end at any moment."""
+"""The gateway's side of one instance of a model: a process that loads the model, is called, and may end at any moment."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ from models.session import Session
 
 log = logging.getLogger("gateway.worker")
 
-_GOODBYE = 3.5  # seconds in which a model is to leave its `load()`: its worker has five for all
-_LAST_WORDS = 1.0  # seconds in which a process that has hung up is to end
-_ANSWERS = 0.25  # seconds in which a loop that runs answers a ping
-_STACK = 4000  # characters of one that are logged, the innermost
+_GOODBYE = 3.5  # seconds that a model has to leave its `load()`; its worker allows five for the whole end
+_LAST_WORDS = 1.0  # seconds that a process has to end after it has hung up
+_ANSWERS = 0.25  # seconds in which a running loop answers a ping
+_STACK = 4000  # characters of a stack that are logged, the innermost
 
 
 class InstanceEnded(Exception):
-    """The process of an instance has ended, or had to be."""
+    """The process of an instance has ended by itself, or was killed."""
 
 
 class RaisedThere(Exception):
-    """An exception of the model's own code in its process: its type and text. A note has its traceback."""
+    """An exception that the model's code raised in its process: its type and text. A note has its traceback."""
 
     @property
     def kind_there(self) -> str:
-        """The name of its type."""
+        """The name of the exception's type."""
         return str(self).partition(":")[0]
 
 
@@ -81,13 +81,13 @@ class _Call:
         self.line, self.id = line, id
         self.ended: Ended | None = None
         self.lingers = False
-        """True while it has ended, and threads of it still run there."""
+        """True while the session has ended, but threads of it still run in the instance."""
         self.headed = self.lost = self.stuck = self.replaced = False
         self.scope = trio.CancelScope()
-        """Around whoever hands its messages on."""
+        """Surrounds the tasks that pass the session's messages on."""
         self.holder = step_holder()
         self.kept = False
-        """Whether it keeps its holder's place, because nobody waits for it any more."""
+        """True while the session holds its holder's place though its caller is gone."""
 
     def keep(self) -> None:
         self.kept = True
@@ -95,7 +95,7 @@ class _Call:
 
     @property
     def left(self) -> bool:
-        """True if anything of it is left there."""
+        """True if something of the session is left in the instance."""
         return self.ended is None or self.lingers
 
     def over(self) -> None:
@@ -114,7 +114,7 @@ class _Questions:
         self._lost = False
 
     async def ask(self, message: Ask | ReadInput | Write, post: Callable[[Message], None]) -> Returned | None:
-        """The answer; None where there is none any more."""
+        """Asks a question and returns the answer; None if the instance ends before."""
         bell, found = self._waiting[message.number] = Doorbell(), list[Returned]()
         try:
             if not self._lost:
@@ -126,14 +126,14 @@ class _Questions:
         return found[0] if found else None
 
     def take(self, returned: Returned) -> None:
-        """An answer, perhaps of somebody who does not wait for it any more."""
+        """Takes an answer; it is ignored if its caller no longer waits."""
         if returned.number in self._waiting:
             bell, found = self._waiting[returned.number]
             found.append(returned)
             bell.ring()
 
     def lose(self) -> None:
-        """None is answered any more."""
+        """Ends all questions without an answer: the instance is lost."""
         self._lost = True
         for bell, _ in self._waiting.values():
             bell.ring()
@@ -141,14 +141,15 @@ class _Questions:
 
 @final
 class _Pings:
-    """Pings, which tell if the loop of an instance runs."""
+    """Pings, which show whether the loop of an instance runs."""
 
     def __init__(self) -> None:
         self._asked = self._answered = 0
         self._heard = trio.lowlevel.ParkingLot()
 
     async def are_answered(self, pipe: Pipe, seconds: float) -> bool:
-        """True if one is answered within that time; later, where anything else comes meanwhile: it may be behind that."""
+        """True if a ping is answered within `seconds`. The time begins again whenever something else has arrived: the answer
+        may be behind that."""
         self._asked += 1
         number, reads = self._asked, -1
         pipe.post(Ping(number))
@@ -161,18 +162,18 @@ class _Pings:
         return False
 
     def answered(self, number: int) -> None:
-        """This one was."""
+        """Takes the answer to a ping."""
         self._answered = number
         self.wake()
 
     def wake(self) -> None:
-        """Has those that wait look again."""
+        """Wakes the tasks in `are_answered` to check again."""
         self._heard.unpark_all()
 
 
 @final
 class Instance:
-    """A process with the model, from its start to its end."""
+    """A process that runs the model, from its start to its end."""
 
     def __init__(
         self,
@@ -183,58 +184,60 @@ class Instance:
         frames: Frames | None = None,
         ask_to_kill: Callable[[str], None] | None = None,
     ) -> None:
-        """`load` is what it is told to load its model by. `hang_timeout`: seconds that its loop may be silent; 0: as long as
-        it likes. `frames` are of whoever has read what it said before. `ask_to_kill` tells the owner of a process that is
-        not our own why it is to be killed; None: it is ours."""
+        """`load` is the message that asks it to load its model. `hang_timeout`: seconds that its loop may be silent; 0: no
+        limit. `frames` has earlier messages, if its stream was read before. `ask_to_kill` asks the owner of a process to
+        kill it, with the reason; default None: this gateway owns the process."""
         self.process, self._load, self._frames, self._ask_to_kill = process, load, frames, ask_to_kill
         self.name, self.number = process.plan.name, process.plan.number
         self._hang_timeout, self._stop_within = hang_timeout, load.stop_within
         self.loaded: Loaded | None = None
-        """The words of its model about itself, once it is loaded."""
+        """The properties that the model has sent; None before it is loaded."""
         self.ready = False
-        """True while it takes sessions: its owner says so once it is loaded."""
+        """True while it takes sessions. Its owner sets this once it is loaded."""
         self.worn = ""
-        """Why another is to take its place: more of its sessions are stuck than may be."""
+        """The reason why it is being replaced, such as too many stuck sessions; empty if it is not."""
         self.linked = set[object]()
-        """Others that have links to its process, by what they are called."""
-        self._left = Doorbell()  # a session
+        """Identifiers of the other gateways that have links to its process."""
+        self._left = Doorbell()  # rings when a session or a request has left
         self._log_limits = LogLimits(model=self.name)
         self._calls: dict[int, _Call] = {}
         self._on_ready: Callable[[], None]
         self._on_worn: Callable[[], None]
         self._next = 1
         self._questions = _Questions()
-        self._formatted = set[int]()  # the requests that its formatters have to do with
+        self._formatted = set[int]()  # requests that use its formatters
         self._pings = _Pings()
         self._killed = ""
         self._failed: Failed | None = None
         self._error: Exception | None = None
-        self._lost = False  # with all that is open in it
+        self._lost = False
         self._parted = False
         self._nursery: trio.Nursery | None = None
         self._pipe: Pipe
 
     @property
     def sessions(self) -> int:
-        """How many are open there."""
+        """The number of its sessions, including those that have not quite left."""
         return len(self._calls)
 
     @property
     def busy(self) -> int:
-        """How many sessions are open there, and how many requests its formatters have to do with."""
+        """The number of its sessions plus that of the requests that use its formatters."""
         return len(self._calls) + len(self._formatted)
 
     @property
     def lost(self) -> bool:
-        """True if its process has ended, with all that was open in it."""
+        """True if its process has ended. Its open sessions are lost."""
         return self._lost
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     async def run(self, first: Sequence[Message], ready: Callable[[], None], worn: Callable[[], None]) -> NoReturn:
-        """Says what is first, loads the model, calls `ready`, and serves; calls `worn` where it has become that. RaisedThere
-        or MemoryError where the model's own code has ended it, InstanceEnded where the process did, the error of `fail`.
-        Where it is cancelled, the model is to leave its `load()` within some seconds; then it is killed."""
+        """Sends the messages `first`, loads the model, calls `ready`, and serves. Calls `worn` if it has to be replaced.
+
+        Ends only by an error: RaisedThere or MemoryError if the model's code has ended it, InstanceEnded if the process has
+        ended, or the error given to `fail`. If this is cancelled, the model has 4.5 seconds to leave its `load()`, and is
+        then killed."""
         stream = self.process.stream()
         self._pipe, self._on_ready = Pipe(stream, self._frames, self.process.memory), ready
         self._on_worn = worn
@@ -246,7 +249,7 @@ class Instance:
                 outputs.start_soon(self.process.read_output, self._printed)
                 try:
                     await self._serve()
-                    if not self._parted:  # it has hung up
+                    if not self._parted:  # the process has hung up
                         patience = _LAST_WORDS
                 finally:
                     self._lose_all()
@@ -270,7 +273,7 @@ class Instance:
             try:
                 await self._pipe.read(self._take)
             except BrokenPipe as e:
-                self.kill(f"what it said is no message: {e}")
+                self.kill(f"it sent something that is not a message: {e}")
             except trio.BrokenResourceError:
                 pass
             finally:
@@ -278,18 +281,18 @@ class Instance:
             nursery.cancel_scope.cancel()
 
     async def _write(self) -> None:
-        with suppress(trio.BrokenResourceError):  # who reads notices
+        with suppress(trio.BrokenResourceError):  # the reading task notices
             await self._pipe.write()
 
     async def _watch_exit(self, serving: trio.CancelScope) -> None:
         await self.process.ended()
         self.ready = False
-        # what it has said before is read, to its end; unless a child of its own has the socket
+        # its last messages are still read, to the end of the stream; the deadline is for a grandchild that keeps the socket
         serving.deadline = trio.current_time() + _LAST_WORDS
 
     async def _end(self, stream: trio.abc.HalfCloseableStream, patience: float) -> Exit:
-        """Hangs up, and waits for the process to end, which is killed where it does not. One that is killed in a call of a
-        driver may end much later: nobody waits for that."""
+        """Hangs up and waits `patience` seconds for the process to end; then kills it. A killed process that is in a call of
+        a driver may end much later; that is not waited for."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_out)
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -298,7 +301,7 @@ class Instance:
             if code is None:
                 self.kill("it did not end")
                 code = await self._ended_within(_LAST_WORDS)
-            # it is read to its end, unless a child of its own has the socket
+            # the stream is read to its end; the deadline is for a grandchild that keeps the socket
             nursery.cancel_scope.deadline = trio.current_time() + (_LAST_WORDS if code is not None else 0)
         return code or Exit(signal=signal.SIGKILL)
 
@@ -308,8 +311,8 @@ class Instance:
         return None
 
     async def _hear_out(self) -> None:
-        """Reads what it says while it leaves, to the last, and tells what it logs: by then nobody else reads. The log of
-        `load()` as it ends comes now, and a process whose last words find no room in the socket does not end by itself."""
+        """Reads the last messages of a process that leaves, and logs its log records. They include those of the end of
+        `load()`. A process that finds no room in the socket for its last messages would not end."""
 
         def take(message: Message) -> None:
             if type(message) is Log:
@@ -319,21 +322,21 @@ class Instance:
             await self._pipe.read(take)
 
     def _tell(self, code: Exit) -> NoReturn:
-        """Raises why it is over."""
+        """Raises the reason of the end."""
         if self._error is not None:
             throw(self._error)
         if self._failed is not None and self._failed.error:
             kind = MemoryError if self._failed.memory else RaisedThere
             throw(_noted(kind(self._failed.error), self._failed.trace))
         if self._failed is not None:
-            raise InstanceEnded("load() ended its context, though nobody had asked it to")
+            raise InstanceEnded("load() ended its context by itself")
         if self._killed:
             raise InstanceEnded(f"its process was killed: {self._killed}")
         line = innermost_line(self.process.tail)
         raise InstanceEnded(f"its process ended ({code}{' at ' if line else ''}{line})")
 
     def kill(self, why: str) -> None:
-        """Ends it for this reason; where it is not ours, its owner is asked to."""
+        """Kills the process for a reason; if another gateway owns it, asks that one to."""
         if self._ask_to_kill is not None:
             self._killed = why
             self._ask_to_kill(why)
@@ -344,7 +347,7 @@ class Instance:
         self.process.kill()
 
     def unlinked(self, by: object) -> None:
-        """One of the `linked` has let go of it."""
+        """Removes a gateway whose link has ended from `linked`."""
         self.linked.discard(by)
         self._left.ring()
 
@@ -353,14 +356,14 @@ class Instance:
         return {"model": self.name, "instance": self.number, "pid": self.process.pid}
 
     def fail(self, error: Exception) -> None:
-        """Ends it for this reason, which `run` raises; where it has ended by itself, that has another."""
+        """Kills the process, and `run` raises this error. Does nothing if the process has ended already."""
         if not self._lost:
             self._error = error
             self.process.kill()
 
     def _lose_all(self) -> None:
         self.ready, self.loaded, self._lost = False, None, True
-        # what a session's model has said is told, but a client that does not read it learns of the end all the same
+        # messages that have arrived are passed on, but a client that does not read them must not delay the end
         told = trio.current_time() + _LAST_WORDS
         for number, call in [*self._calls.items()]:
             if call.ended is None:
@@ -371,13 +374,13 @@ class Instance:
         self._questions.lose()
         self._pings.wake()
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- received messages -------------------------------------------------------------------------------------------
 
     def _printed(self, stream: str, line: str) -> None:
         log.info("model output", extra={**self._named, "stream": stream, "line": line})
 
     def _take(self, message: Message) -> None:
-        """One message of the instance. ValueError for one that breaks the rules."""
+        """Takes one message of the instance. ValueError if it breaks the protocol."""
         if isinstance(message, ITEMS):
             self._call(message.session).line.take_item(message)
             return
@@ -406,7 +409,7 @@ class Instance:
             case Failed():
                 self._failed = self._failed or message
             case Hello() | Described():
-                pass  # as before, or else what it says next cannot be read
+                pass  # the first process was checked; another version's later messages cannot be read
             case Pong():
                 self._pings.answered(message.number)
             case Returned():
@@ -415,10 +418,10 @@ class Instance:
                 text = f"{message.text}\n{message.trace}" if message.trace else message.text
                 logging.getLogger(message.logger).log(message.level, text, extra=self._named)
             case _:
-                raise ValueError(f"{type(message).__name__} is not for an instance to say")
+                raise ValueError(f"{type(message).__name__} is not a message of an instance")
 
     def _call(self, session: int, *, left: bool = False) -> _Call:
-        """The session; with `left`, also one that lingers."""
+        """Returns an open session; with `left`, also one that lingers. ValueError if there is none."""
         call = self._calls.get(session)
         if call is None or not (call.left if left else call.ended is None):
             raise ValueError(f"session {session} is not open")
@@ -441,8 +444,8 @@ class Instance:
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     async def call(self, session: Session[Any, Any], first: Any = None) -> None:
-        """Runs the model for one session, of which `first` was received already. Where it is cancelled the model is told,
-        and the session's place is kept until it has ended there, with its threads."""
+        """Runs the model for one session. `first` is its first message, if that was received already. If this is cancelled,
+        the model is cancelled too, and the session keeps its place until it and its threads have ended in the instance."""
         if self._lost:
             raise self._worker_lost()
         number = self.next_number()
@@ -457,7 +460,7 @@ class Instance:
         try:
             with call.scope:
                 if first is not None:
-                    with suppress(trio.ClosedResourceError):  # it is over before there was room, as we are told below
+                    with suppress(trio.ClosedResourceError):  # the session ended before; `_answer` finds out below
                         await self._say(call, first)
                 if getattr(session.channel, "exhausted", False):
                     self._pipe.post(EndOfInput(number))
@@ -478,7 +481,7 @@ class Instance:
             else:
                 del self._calls[number]
                 self._left.ring()
-        if call.lost or (call.ended is not None and call.ended.kind == "cancelled"):  # there: with its instance
+        if call.lost or (call.ended is not None and call.ended.kind == "cancelled"):  # it ended with its instance
             raise self._worker_lost()
         if call.ended is not None and call.ended.kind == "large":
             raise self._larger(call.ended.text)
@@ -489,7 +492,7 @@ class Instance:
         return WorkerLost(f"the process of model {self.name!r} ended; try again")
 
     async def _say(self, call: _Call, message: Any) -> None:
-        """Hands a client's message on."""
+        """Sends a client's message to the instance."""
         try:
             await call.line.send(message)
         except LargerThanMemory as e:
@@ -501,7 +504,7 @@ class Instance:
         return TooLarge(f"{text} (models.{self.name}.process.shared_memory)")
 
     async def _ask(self, call: _Call, session: Session[Any, Any]) -> None:
-        """Hands the client's messages on."""
+        """Sends all of the client's messages to the instance."""
         try:
             async for message in session:
                 await self._say(call, message)
@@ -513,11 +516,12 @@ class Instance:
             self._pipe.post(EndOfInput(call.line.number))
 
     async def ask(self, function: str, argument: Any) -> Any:
-        """What a function of the model's author returns there. Raises what it raises, as a session does."""
+        """Calls a function of the model's code in the process and returns its result. Raises the function's error, or
+        WorkerLost."""
         return await self.asked(Ask(self.next_number(), function, argument))
 
     async def asked(self, message: Ask | ReadInput | Write) -> Any:
-        """Asks any question, as `ask` does."""
+        """Asks any question; returns and raises as `ask` does."""
         returned = await self._questions.ask(message, self._pipe.post)
         if returned is None:
             raise self._worker_lost()
@@ -526,19 +530,19 @@ class Instance:
         return returned.value
 
     def next_number(self) -> int:
-        """A number that no session and no question has."""
+        """Returns a number that no session and no question has."""
         number = self._next
         self._next += 1
         return number
 
     def begin_formatting(self) -> int:
-        """The number of a request that its formatters have to do with, until `end_formatting`. It may open a session here
-        even where the instance takes no others any more."""
+        """Returns the number for a request that uses the instance's formatters, until `end_formatting`. The request may open
+        a session here even if the instance takes no others any more."""
         self._formatted.add(number := self.next_number())
         return number
 
     def give(self, asked: GivenInput) -> None:
-        """Tells it a request that no input formatter has read. OverflowError for a number that cannot be told."""
+        """Sends a request that no input formatter has read. OverflowError for an integer of more than 64 bits."""
         if not self._lost:
             self._pipe.post(asked)
 
@@ -549,11 +553,11 @@ class Instance:
         self._left.ring()
 
     def broken(self, what: str) -> WorkerLost:
-        """Ends it, because it has said what cannot be: the error of whoever was told."""
-        self.kill(f"what it said is no message: {what}")
+        """Kills an instance that has sent something invalid, and returns the error for the caller."""
+        self.kill(f"it sent something that is not a message: {what}")
         return self._worker_lost()
 
-    # -- what is stuck ----------------------------------------------------------------------------------------------
+    # -- stuck sessions ---------------------------------------------------------------------------------------------
 
     def _stuck(self, call: _Call, said: Stuck) -> None:
         replaced = sum(one.replaced and one.left for one in self._calls.values())
@@ -567,7 +571,7 @@ class Instance:
             self._worn_out()
 
     def go_on(self) -> None:
-        """No other takes its place after all."""
+        """Takes a replacement back, because no new process could take over. Stuck sessions may begin another."""
         self.worn = ""
         if any(call.stuck and not call.replaced and call.left for call in self._calls.values()):
             self._wear()
@@ -581,9 +585,9 @@ class Instance:
         self._on_worn()
 
     def part(self, patience: float, then: Callable[[], None] | None = None) -> None:
-        """Another has its place: it takes no sessions any more, and ends when all are over that are not stuck and nobody is
-        linked, or after `patience` seconds. Its model leaves `load()` then; where something is stuck, it is killed. With
-        `then`, that is called instead."""
+        """Ends an instance that was replaced. It takes no more sessions. It ends when all sessions but the stuck ones are
+        over and no gateway is linked, at the latest after `patience` seconds: its model leaves `load()`, or, if a session
+        is stuck, the process is killed. If `then` is given, it is called instead."""
         if self.ready and self._nursery is not None:
             self.ready = False
             self._nursery.start_soon(self._part, patience, then)
@@ -601,7 +605,7 @@ class Instance:
             self._nursery.cancel_scope.cancel()
 
     def _tell_raised(self, call: _Call, ended: Ended) -> None:
-        """Of a session that nobody waits for."""
+        """Logs the error of a session whose caller is gone."""
         event = "model raised while cancelled"
         if ended.kind in ("raised", "memory") and self._log_limits.allows(event, level=logging.WARNING):
             error = _noted(RaisedThere(ended.text), ended.trace)
@@ -610,7 +614,7 @@ class Instance:
     # -- loops that do not answer ------------------------------------------------------------------------------------
 
     async def _ladder(self, number: int) -> None:
-        """A session was cancelled: where it has not ended in time, because the whole process is stuck, it is killed."""
+        """Kills the process if a cancelled session has not ended within `stop_within` and the loop does not answer."""
         await trio.sleep(self._stop_within)
         if number in self._calls and not await self._pings.are_answered(self._pipe, _ANSWERS) and number in self._calls:
             self.kill(f"a session had not stopped {self._stop_within:g} s after its end (models.{self.name}.stop_within)")
@@ -623,7 +627,7 @@ class Instance:
 
 
 def _too_large(said: Any) -> ModelError:
-    """What a client is told whose numbers MessagePack does not have."""
+    """Returns the error for a client's integer that MessagePack cannot represent."""
     name = beyond_64_bits(said)
     return ModelError(
         f"parameter {name[:60]!r} is an integer of more than 64 bits, which this model does not take",
@@ -633,7 +637,7 @@ def _too_large(said: Any) -> ModelError:
 
 
 def _raise(ended: Ended) -> None:
-    """As the model did there."""
+    """Raises the error that the model raised in its process."""
     match ended.kind:
         case "" | "cancelled":
             return
@@ -658,7 +662,7 @@ def _noted(error: Exception, trace: str) -> Exception:
 
 
 async def _answer(call: _Call, session: Session[Any, Any]) -> None:
-    """Hands the model's messages on, until it says no more."""
+    """Passes the model's messages to the session until the last one."""
     line, try_send = call.line, getattr(session.channel, "try_send", None)
     while True:
         message = line.take_at_once()

@@ -1,4 +1,4 @@
-"""Links of several gateways to one process of a model: how one is made, handed to the process, and received there."""
+"""Links of several gateways to one process of a model: makes them, hands them to the process, and receives them there."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gateway.instances.socket_stream import SocketStream
 from gateway.instances.spawn import Exit, ProcessPlan, Said
 
 MOST = 4
-"""Descriptors that a link is made of, at most: a socket, and the memory of both directions and of bodies."""
-_WORD = b"l"  # descriptors do not travel alone
+"""The most descriptors of a link: a socket, the memory of both directions, and that of bodies."""
+_WORD = b"l"  # a message needs at least one byte besides its descriptors
 
 
 def hand_link(at: socket.socket, descriptors: Sequence[int]) -> None:
-    """Sends a process what a link is made of, over a socket of packets. OSError; BlockingIOError where there is no room."""
+    """Sends the descriptors of a link to a process, over a packet socket. OSError; BlockingIOError if there is no room."""
     socket.send_fds(at, [_WORD], descriptors)
 
 
 def receive_link(at: socket.socket) -> tuple[socket.socket, SharedMemory | None] | None:
-    """Receives it: an end of the link, and the memory of it. None where no link will come any more, BlockingIOError where
-    none is there. OSError or ValueError for one that cannot be used, of which nothing is kept."""
+    """Receives a link: its socket and its memory. None if no more links will come. BlockingIOError if none has arrived.
+    OSError or ValueError if a link cannot be used; then its descriptors are closed."""
     word, descriptors, _, _ = socket.recv_fds(at, len(_WORD), MOST, socket.MSG_CMSG_CLOEXEC)
     if not word:
         return None
-    if not descriptors:  # we have no room for more
+    if not descriptors:  # this process has reached its limit of descriptors
         raise OSError("a link came without its descriptors")
     end = socket.socket(fileno=descriptors[0])
     end.setblocking(False)
@@ -42,12 +42,12 @@ def receive_link(at: socket.socket) -> tuple[socket.socket, SharedMemory | None]
 
 @final
 class LinkedProcess:
-    """A process that somebody else has started, as a gateway sees it that has a link to it: an `Elsewhere`.
+    """A gateway's view of a process that another gateway has started, and to which it has a link: an `Elsewhere`.
 
-    It ends here at its owner's word, or when this gateway hangs up. The process itself then goes on for the others."""
+    It ends when its owner reports the end, or when this gateway hangs up: then the process goes on for the others."""
 
     def __init__(self, plan: ProcessPlan, pid: int, kill: Callable[[], None], *, bodies: Arena | None = None) -> None:
-        """`kill` asks the owner to end it. `bodies` is memory that is lent to others too. OSError."""
+        """`kill` asks the owner to end the process. `bodies` is memory that other processes of the model share. OSError."""
         self.plan, self.pid, self.tail, self._kill = plan, pid, "", kill
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -60,42 +60,42 @@ class LinkedProcess:
 
     @property
     def descriptors(self) -> list[int]:
-        """The process's side of the link, for `hand_link`, before `handed`."""
+        """The descriptors of the process's side, for `hand_link`. Valid before `handed`."""
         memory = () if self.memory is None else self.memory.descriptors
         return [self._theirs.fileno(), *memory]
 
     def handed(self) -> None:
-        """The process will have its end: ours of it is not needed any more."""
+        """Closes our copy of the process's end, once that has been sent."""
         self._theirs.close()
 
     def stream(self) -> trio.abc.HalfCloseableStream:
-        """Our end."""
+        """Returns our end of the link."""
         return _LinkStream(self._ours, self)
 
     async def ended(self) -> Exit:
-        """Waits for its end as above."""
+        """Waits until the link has ended, and returns how."""
         await self._over.wait()
         return self._exit
 
     def end(self, end: Exit) -> None:
-        """It has ended, in this way. The first word counts."""
+        """Ends the link, with this result. Only the first call counts."""
         if not self._over.is_set():
             self._exit = end
             self._over.set()
 
     def kill(self) -> None:
-        """Asks its owner to end it."""
+        """Asks the owner to end the process."""
         if not self._over.is_set():
             self._kill()
 
     def hang_up(self) -> None:
-        """Ends the link: the reader of our end gets its end."""
+        """Ends the link: the reader of our end gets an end of file."""
         self.end(Exit(code=0))
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hangs up, and gives everything back."""
+        """Hangs up and frees everything."""
         self.end(Exit())
         self._theirs.close()
         if self._ours.fileno() >= 0:
@@ -105,17 +105,17 @@ class LinkedProcess:
             self.memory.close()
 
     async def read_output(self, said: Said) -> None:
-        """Its owner hears what it says."""
+        """Waits for the end: only the owner gets the output."""
         await self._over.wait()
 
     def used(self) -> tuple[int, float]:
-        """Nothing: its owner tells that."""
+        """Returns zeros: the owner reports them."""
         return 0, 0.0
 
 
 @final
 class _LinkStream(trio.abc.HalfCloseableStream):
-    """The gateway's end of a link: whoever says no more on it has hung up, unless the process has before."""
+    """The gateway's end of a link. `send_eof` ends the link as hung up, unless the process has closed it before."""
 
     def __init__(self, end: socket.socket, process: LinkedProcess) -> None:
         self._stream, self._process, self._heard_all = SocketStream(end), process, False

@@ -1,8 +1,8 @@
-"""Memory that a gateway and an instance share: one side puts large bytes there, the other looks at them where they are.
+"""Memory that a gateway and an instance share: one side puts large bytes there, and the other reads them in place.
 
-Each direction has a memfd of its own: it is on no mount, has no name, and is gone with the last who has it open or mapped,
-whoever was killed. It is sparse, so that what nobody has used takes nothing, and sealed: nobody can cut it off under a
-reader.
+Each direction has its own memfd, which is on no mount and has no name. The kernel frees it when nothing has it open or
+mapped any more, even after a kill. It is sparse, so that unused parts take no memory, and sealed, so that it cannot be
+truncated while it is read.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from protocols.events import Buffer
 T = TypeVar("T")
 
 SMALLEST = 64 * 1024
-"""Bytes from which on a tensor or a part goes through shared memory; below, in the frame that tells of it (both cost the
-same at 64 KiB)."""
+"""The bytes of a tensor or a part from which it goes through shared memory. Smaller ones are in the message itself. Both
+ways cost the same at 64 KiB."""
 IDLE_SECONDS = 10.0
-"""How often the side that lends memory is to give back what it has not used since."""
-_STEP = 4 * 1024 * 1024  # bytes that are copied, or given back, at once: a millisecond or two
+"""Seconds after which the lending side returns memory to the system that it has not used meanwhile."""
+_STEP = 4 * 1024 * 1024  # bytes that are copied or returned at once, in a millisecond or two
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 Soon: TypeAlias = "Callable[[Callable[[], None]], None]"
-"""Has the loop call something soon, from any thread: several times are once. It does not raise."""
+"""Schedules a call on the loop, from any thread. It does not raise."""
 
 
 class LargerThanMemory(ValueError):
-    """One message has more bytes than all of the memory, so that it would wait for ever."""
+    """One message has more bytes than the whole memory. It would wait for ever."""
 
 
 @final
 class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where bytes are in a memory of the side that says so. The other side says the `key` when it needs them no more."""
+    """The place of bytes in the sender's memory. The receiver sends the `key` back when it no longer needs them."""
 
     key: int
     memory: int
-    """Its own, 0, or one that several lend from."""
+    """The index of the memory: 0 is the sender's own, 1 the one that several processes share."""
     offset: int
     size: int
 
 
 @final
 class Ranges:
-    """Which of so many bytes are free: the lowest are taken first, because they have been touched before."""
+    """The free ranges of a memory of `size` bytes. The lowest are taken first, because they have been touched before."""
 
     def __init__(self, size: int) -> None:
-        self._free = [(0, size)]  # by their starts; no two meet
+        self._free = [(0, size)]  # in order; no two are adjacent
         self._taken: dict[int, int] = {}
-        self._touched = 0  # no free byte at or above it has been
-        self._highest = 0  # end of what was taken since the last look for idle ones
+        self._touched = 0  # free bytes from here on have never been touched
+        self._highest = 0  # the highest end of a range taken since `idle` returned None
 
     def take(self, n: int) -> int | None:
-        """Where n bytes are that are free no more, from the start of a page on; None where so many are nowhere together."""
+        """Takes `n` contiguous bytes and returns their start, which begins a page; None if there are not so many."""
         n = _pages(n)
         for at, (start, stop) in enumerate(self._free):
             if stop - start >= n:
@@ -74,7 +74,7 @@ class Ranges:
         return None
 
     def release(self, start: int) -> None:
-        """Frees what was taken there."""
+        """Frees the range that `take` returned this start for."""
         free, stop = self._free, start + self._taken.pop(start)
         self._touched = max(self._touched, stop)
         at = bisect(free, (start, stop))
@@ -83,8 +83,8 @@ class Ranges:
         free[at - before : at + after] = [(free[at - 1][0] if before else start, free[at][1] if after else stop)]
 
     def idle(self, most: int) -> tuple[int, int] | None:
-        """Bytes that may be given back to the system, at most so many: free ones that have been touched, above all that was
-        taken since the last None. They count as untouched from now on."""
+        """Returns a range of at most `most` bytes that may be returned to the system; None if there is none. Its bytes are
+        free, touched, and above all that was taken since the last None. They count as untouched from now on."""
         for start, stop in reversed(self._free):
             begin, end = max(start, self._highest), min(stop, self._touched)
             if begin < end:
@@ -97,18 +97,18 @@ class Ranges:
 
 @final
 class Arena:
-    """One memory that this side lends from: what is taken of it comes back when nobody here looks at it any more, in
-    whatever thread."""
+    """One memory that this side lends from. Taken bytes are free again when no object of this process refers to them any
+    more, in any thread."""
 
     def __init__(self, descriptor: int) -> None:
-        """Maps it. The descriptor is its own from then on."""
+        """Maps the memory and takes over the descriptor."""
         self.size = os.fstat(descriptor).st_size
         self._mapping: mmap.mmap | None = mmap.mmap(descriptor, self.size)
         self._base = _address(self._mapping)
         self._ranges = Ranges(self.size)
-        self._turn = threading.Lock()  # of those who look at them: a model may take an array in any thread
+        self._turn = threading.Lock()  # guards `_ranges`: a model may take an array in any thread
         self._loans: dict[int, weakref.ref[object]] = {}
-        self._returned = deque[int]()  # by any thread
+        self._returned = deque[int]()  # appended to by any thread
         self._waiting = set[Callable[[], None]]()
         self.soon: Soon = _at_once
         self.descriptor = descriptor
@@ -116,25 +116,25 @@ class Arena:
 
     @classmethod
     def create(cls, size: int) -> Arena:
-        """One of a new memory, of at least so many bytes. OSError where there can be none."""
+        """Makes an arena of new memory of at least `size` bytes. OSError if the system has none."""
         return _opened(cls, _create(size))
 
     @property
     def used_bytes(self) -> int:
-        """The memory that it takes now."""
+        """Bytes of memory that the arena takes now."""
         return _used(self.descriptor) if self._close.alive else 0
 
     def take(self, n: int) -> memoryview | None:
-        """Writable memory of n bytes, at least one, not cleared; None where there is no room, or it is closed."""
+        """Returns `n` writable bytes, not cleared; None if there is no room or the arena is closed. `n` is at least 1."""
         with self._turn:
             self._collect()
             start = self._ranges.take(n) if self._mapping is not None else None
         return None if start is None else self._lent(start, n)
 
     def take_all(self, sizes: Sequence[int], wake: Callable[[], None]) -> list[memoryview] | None:
-        """The same of each size, or of none. Where there is no room for all, `wake` is called as soon as something has come
-        back, unless it is forgotten."""
-        self._waiting.add(wake)  # before the look: what comes back from now on is told
+        """Takes memory for all sizes, or for none. If there is no room for all, it returns None, and `wake` is called once
+        as soon as something is free again, unless `forget` prevents it."""
+        self._waiting.add(wake)  # first, so that no release is missed from now on
         starts = list[int]()
         with self._turn:
             self._collect()
@@ -149,28 +149,28 @@ class Arena:
         return [self._lent(start, n) for start, n in zip(starts, sizes, strict=True)]
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """It is not called any more."""
+        """Prevents a later call of `wake`."""
         self._waiting.discard(wake)
 
     def offset_of(self, view: memoryview) -> int | None:
-        """Where in this memory that is; None where it is somewhere else."""
+        """Returns the offset of a view in this memory; None if it is elsewhere."""
         offset = _address(view) - self._base
         return offset if 0 <= offset < self.size else None
 
     def give_back(self) -> bool:
-        """Gives some memory back to the system that was not used since this was last False. True where there may be more:
-        it is to be called again before others wait."""
+        """Returns some memory to the system that was not used since the last False. True if there may be more: call it again
+        soon."""
         with self._turn:
             self._collect()
             idle = self._ranges.idle(_STEP)
             if idle is not None and self._mapping is not None:
                 start, stop = idle
-                with suppress(OSError):  # it is warm, then
+                with suppress(OSError):  # the memory then stays resident
                     self._mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
         return idle is not None
 
     def close(self) -> None:
-        """Nothing more is lent. The mapping, and its descriptor, go with the last who looks at what was."""
+        """Stops lending. The mapping stays until nothing refers to lent bytes any more."""
         self.soon, self._mapping = _never, None
         self._close()
 
@@ -201,26 +201,26 @@ class Arena:
 
 @final
 class Window:
-    """The memories that the other side lends from, as this side sees them: nothing is written here."""
+    """The memories that the other side lends from, mapped for reading only."""
 
     def __init__(self, *descriptors: int) -> None:
-        """Maps them. The descriptors are its own from then on."""
+        """Maps the memories and takes over the descriptors."""
         self._mappings = [mmap.mmap(one, os.fstat(one).st_size, prot=mmap.PROT_READ) for one in descriptors]
         self._seen: dict[int, weakref.ref[object]] = {}
-        self._unseen = deque[int]()  # by any thread
+        self._unseen = deque[int]()  # appended to by any thread
         self.soon: Soon = _at_once
         self.tell: Callable[[list[int]], None] | None = None
-        """Is told the keys of blocks that nobody here looks at any more; None: there is nobody to tell."""
+        """Called with the keys of blocks that nothing here refers to any more; None: they are dropped."""
         self.descriptors = descriptors
         self._close = weakref.finalize(self, _close_all, descriptors)
 
     @property
     def used_bytes(self) -> int:
-        """The memory that they take now."""
+        """Bytes of memory that the other side's memories take now."""
         return sum(map(_used, self.descriptors)) if self._close.alive else 0
 
     def view(self, block: Block) -> memoryview:
-        """The bytes of a block. It stays here as long as anything looks at it. ValueError for one that cannot be."""
+        """Returns the bytes of a block, which stays lent while anything refers to them. ValueError for an invalid block."""
         key, memory, offset, size = block.key, block.memory, block.offset, block.size
         whole = len(self._mappings[memory]) if 0 <= memory < len(self._mappings) else 0
         if offset < 0 or size < SMALLEST or offset + size > whole:
@@ -240,7 +240,7 @@ class Window:
         return lent.data
 
     def tell_now(self) -> None:
-        """Tells what there is to tell."""
+        """Passes the waiting keys to `tell`."""
         keys = []
         while self._unseen:
             keys.append(self._unseen.popleft())
@@ -248,7 +248,7 @@ class Window:
             self.tell(keys)
 
     def close(self) -> None:
-        """The other side is gone. What is looked at stays."""
+        """Closes the window after the other side is gone. Bytes that are in use stay readable."""
         self.tell, self.soon = None, _never
         self._mappings.clear()
         self._close()
@@ -256,21 +256,21 @@ class Window:
 
 @final
 class SharedMemory:
-    """What one side of an instance has of the memory in both directions.
+    """One side's shared memory of both directions.
 
-    What it lends is copied into its own arena, unless it is in one already that the other side sees too.
+    Bytes that it lends are copied into its own arena, unless they are already in an arena that the other side sees.
     """
 
     def __init__(self, arena: Arena, window: Window, *, also: Arena | None = None) -> None:
-        """`also`: what several lend from, and whose owner closes it."""
+        """`also` is an arena that several processes see; its owner closes it."""
         self.arena, self.window = arena, window
         self._arenas = [arena] if also is None else [arena, also]
-        self._held: dict[int, Buffer] = {}  # what the other side was told of
+        self._held: dict[int, Buffer] = {}  # bytes lent to the other side, by key
         self._key = 0
 
     @classmethod
     def create(cls, size: int, *, also: Arena | None = None) -> SharedMemory:
-        """New memory, so much in each direction. OSError where there can be none."""
+        """Makes new memory of `size` bytes in each direction. OSError if the system has none."""
         arena = Arena.create(size)
         try:
             return cls(arena, _opened(Window, _create(size)), also=also)
@@ -280,13 +280,13 @@ class SharedMemory:
 
     @property
     def descriptors(self) -> list[int]:
-        """What the other side is to map, for `of_descriptors`."""
+        """The descriptors that the other side has to map, for `of_descriptors`."""
         return [*self.window.descriptors, *[arena.descriptor for arena in self._arenas]]
 
     @classmethod
     def of_descriptors(cls, lent: int, *seen: int) -> SharedMemory:
-        """The other side's of these, which are its own from then on. OSError or ValueError for what is no such memory, and
-        then they are closed."""
+        """Makes the other side's memory of these descriptors, and takes them over. If they are not such memory, it closes
+        them and raises OSError or ValueError."""
         try:
             arena = _opened(Arena, lent)
             try:
@@ -299,13 +299,13 @@ class SharedMemory:
             raise
 
     def attach(self, soon: Soon, tell: Callable[[list[int]], None]) -> None:
-        """From now on `tell` is told what this side looks at no more."""
+        """Calls `tell`, from now on, with the keys of blocks that this side no longer needs."""
         self.arena.soon = self.window.soon = soon
         self.window.tell = tell
 
     def places(self, buffers: Sequence[Buffer], wake: Callable[[], None]) -> list[memoryview] | None:
-        """Memory for each of these: all, or none, as of `Arena.take_all`; where one is in a memory already, it itself.
-        LargerThanMemory."""
+        """Returns shared memory for each buffer; a buffer that is in shared memory already is its own place. None if there
+        is no room for all, as for `Arena.take_all`. LargerThanMemory if they can never fit."""
         views = [memoryview(buffer) for buffer in buffers]
         here = [self._where(view) is not None for view in views]
         new = [view for view, known in zip(views, here, strict=True) if not known]
@@ -320,15 +320,16 @@ class SharedMemory:
         return [view if known else next(left) for view, known in zip(views, here, strict=True)]
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array, not cleared, whose bytes the other side sees as they are when it is sent; where it is small, or there is
-        no room now, one of usual memory. In any thread."""
-        array = np.empty(shape, dtype)  # which takes nothing before it is touched
+        """Returns an array in shared memory, not cleared, which is sent without a copy. If it is small, or there is no room
+        now, its memory is not shared. May be called in any thread."""
+        array = np.empty(shape, dtype)  # takes no memory before it is touched
         if array.nbytes < SMALLEST or array.dtype.hasobject or (place := self.arena.take(array.nbytes)) is None:
             return array
         return np.frombuffer(place, array.dtype).reshape(array.shape)
 
     def lend(self, place: memoryview) -> Block:
-        """What to tell the other side of bytes in a memory, which then has them until it says otherwise."""
+        """Lends bytes in shared memory to the other side. Returns the block to send; the bytes are held until the other side
+        gives the block back."""
         where = self._where(place)
         assert where is not None
         self._key += 1
@@ -336,13 +337,13 @@ class SharedMemory:
         return Block(self._key, *where, place.nbytes)
 
     def take_back(self, keys: Sequence[int]) -> None:
-        """The other side needs these no more. ValueError for what it does not have."""
+        """Takes back blocks that the other side no longer needs. ValueError for a block that it does not have."""
         for key in keys:
             if self._held.pop(key, None) is None:
                 raise ValueError(f"block {key} is not lent")
 
     def close(self) -> None:
-        """The other side is gone. Whoever looks at what it has lent may go on. A second call does nothing."""
+        """Closes the memory after the other side is gone. Bytes that are in use stay valid. A second call does nothing."""
         self._held.clear()
         self.arena.close()
         self.window.close()
@@ -355,7 +356,8 @@ class SharedMemory:
 
 
 def copied(source: Buffer, target: memoryview) -> Iterator[None]:
-    """Copies in steps of a millisecond or two, after each of which others may have a turn; nothing where both are one."""
+    """Copies bytes in steps of a millisecond or two, and yields after each, so that other tasks may run. Does nothing if
+    source and target are the same place."""
     if _address(source) == _address(target):
         return
     given, taken = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)

@@ -1,8 +1,8 @@
-"""What a gateway and an instance of a model say to each other: messages, and the frames that carry them.
+"""The messages between a gateway and an instance of a model, and the frames that carry them.
 
-A frame is a length (u32, big-endian) and a MessagePack array of messages: all that was posted in one turn of the loop. A
-message is an array whose first element says which it is. Both sides are of one version, which `Hello` says, so that no
-message is ever unknown. Nothing is pickled: bytes from an instance are a peer's, and what does not decode ends it.
+A frame is a length (u32, big-endian) and a MessagePack array of the messages that were posted in one turn of the loop. A
+message is an array; its first element is the type. `Hello` checks that both sides have the same version, so that no type is
+unknown. Nothing is pickled: bytes from an instance are not trusted, and a frame that does not decode ends the instance.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ _LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">IBI")  # and the head of a MessagePack array
 _ARRAY = 0xDD
 LARGEST = 2**31
-"""Bytes of a message, at most."""
-_DIMS = 64  # of numpy's arrays
+"""The most bytes of a message."""
+_DIMS = 64  # the most dimensions of a numpy array
 
 MESSAGES_AHEAD, BYTES_AHEAD = 16, 256 * 1024
-"""What each side of a session may send before the other has taken it. One message that is larger goes alone."""
+"""The messages and bytes that each side of a session may send before the other has taken them. A larger message is sent
+alone."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,27 +54,27 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @final
 class Hello(_Message, frozen=True, tag=0):
-    """An instance's first word."""
+    """The first message of an instance."""
 
     version: str
 
 
 @final
 class Folder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A folder with a model."""
+    """A folder that contains a model."""
 
     path: str
     shown: str
-    """Its path as the errors have it."""
+    """The name of the folder in errors."""
     code: bool
-    """Whether it has a model.py, which may run."""
+    """True if the folder has a model.py, which may run."""
     size: int
-    """Bytes of its files."""
+    """Bytes of all files."""
 
 
 @final
 class Describe(_Message, frozen=True, tag=1):
-    """Imports the factory, and says what it makes: one of the model's folder, where there is one."""
+    """Asks the instance to import the factory, or the model of `folder`, and to describe it."""
 
     name: str
     factory: str
@@ -83,20 +84,23 @@ class Describe(_Message, frozen=True, tag=1):
 
 @final
 class Described(_Message, frozen=True, tag=2):
-    """The fields of the ModelSpec that say something else than its defaults, but what can only be called there."""
+    """The description of the model."""
 
     fields: dict[str, Any]
+    """The fields of the ModelSpec, without those that can only be called in the process."""
     input_formatter: bool
-    """True if the model has one."""
+    """True if the model has an input formatter."""
     output_formatter: bool = False
+    """True if the model has an output formatter."""
 
 
 @final
 class Load(_Message, frozen=True, tag=3):
-    """Loads the model, and calls it with its own warm-up. `threads`: blocking steps at once; the others are ModelSpec's.
-    If another gateway has had it loaded already, only the answer is sent."""
+    """Asks the instance to load the model and to call it with the warm-up of its code. If another gateway has loaded it
+    already, the instance only answers."""
 
     threads: int
+    """The most blocking steps at once. The other fields are those of ModelSpec."""
     step_timeout: float = 0.0
     stop_within: float = 0.0
     stuck_limit: int = 0
@@ -104,46 +108,51 @@ class Load(_Message, frozen=True, tag=3):
 
 @final
 class Loaded(_Message, frozen=True, tag=4):
-    """The model is there. What it says itself of the fields that its spec leaves open."""
+    """The model is loaded. The fields are properties that the loaded model may have in place of its spec."""
 
     parameters: list[str] | None
+    """The parameters that the model declares; None if it declares none."""
     chat_template: bool
+    """True if the model or its spec has a `chat_template`."""
     count_tokens: bool
+    """True if the model or its spec has a `count_tokens`."""
 
 
 @final
 class Failed(_Message, frozen=True, tag=5):
-    """Importing, loading or background work of the model raised: its type and text, and where."""
+    """Importing, loading or background work of the model has failed."""
 
     error: str
+    """The type and the text of the error."""
     trace: str
+    """The traceback."""
     ended: bool = False
-    """The context of `load()` is over, and nothing was raised."""
+    """True if the context of `load()` has ended without an error."""
     configuration: bool = False
-    """The text says what is wrong with the factory, for who has configured it."""
+    """True if the factory is wrong; the text says how, for the author of the configuration."""
     memory: bool = False
-    """There was none left."""
+    """True if memory ran out."""
     refusal: str = ""
-    """And of a folder which error of the gateway's it is."""
+    """The name of the gateway's error class, for an error in a model's folder; default empty."""
 
 
 @final
 class Ping(_Message, frozen=True, tag=7):
-    """Asks whether the loop still runs."""
+    """Asks for a `Pong`, which shows that the loop runs."""
 
     number: int
 
 
 @final
 class Pong(_Message, frozen=True, tag=8):
-    """It does."""
+    """The answer to a `Ping`."""
 
     number: int
 
 
 @final
 class Ask(_Message, frozen=True, tag=9):
-    """Calls `chat_template` or `count_tokens` of the model."""
+    """Asks the instance to call `chat_template` or `count_tokens` of the model."""
 
     number: int
     function: str
@@ -152,17 +161,19 @@ class Ask(_Message, frozen=True, tag=9):
 
 @final
 class Returned(_Message, frozen=True, tag=10):
-    """What it has returned, or raised."""
+    """The result of a question: what the function has returned or raised."""
 
     number: int
+    """The number of the question."""
     value: Any
     error: Ended | None
+    """The error that the function has raised; None if it has returned."""
 
 
 @final
 class ReadInput(_Message, frozen=True, tag=12):
-    """Calls the input formatter with a request, for a `Returned` with the request of the schema that it makes of it, and
-    whether the author's code writes the answer. The result stays there by this number until `Forget`."""
+    """Asks the instance to call the input formatter with a request. The `Returned` has the request of the schema that the
+    formatter makes, and True if the author's code writes the answer. The instance keeps the result until `Forget`."""
 
     number: int
     id: str
@@ -175,7 +186,8 @@ class ReadInput(_Message, frozen=True, tag=12):
 
 @final
 class GivenInput(_Message, frozen=True, tag=13):
-    """Has a request stay there, likewise, that no input formatter has read. Without an answer."""
+    """Gives the instance a request that no input formatter has read, for the output formatter. It is kept until `Forget`.
+    There is no answer."""
 
     number: int
     id: str
@@ -186,8 +198,8 @@ class GivenInput(_Message, frozen=True, tag=13):
 
 @final
 class Write(_Message, frozen=True, tag=14):
-    """Calls the output formatter with one more token of an answer, and those of the prompt before it, for a `Returned` with
-    its text. `request` is the number of the ReadInput or GivenInput."""
+    """Asks the instance to call the output formatter with one more token of an answer, after those of the prompt. The
+    `Returned` has the text. `request` is the number of the ReadInput or GivenInput."""
 
     number: int
     request: int
@@ -196,14 +208,14 @@ class Write(_Message, frozen=True, tag=14):
 
 @final
 class Forget(_Message, frozen=True, tag=15):
-    """A request is over that is there by this number."""
+    """Asks the instance to forget the request of a ReadInput or GivenInput."""
 
     request: int
 
 
 @final
 class Log(_Message, frozen=True, tag=11):
-    """A record of `logging` in the instance."""
+    """A record that was logged in the instance."""
 
     logger: str
     level: int
@@ -216,7 +228,7 @@ class Log(_Message, frozen=True, tag=11):
 
 @final
 class Open(_Message, frozen=True, tag=20):
-    """Calls the model. `seconds` are left until its deadline; below zero there is none."""
+    """Opens a session: calls the model. `seconds` are left until the deadline; negative: there is none."""
 
     session: int
     call: Call
@@ -225,7 +237,7 @@ class Open(_Message, frozen=True, tag=20):
 
 @final
 class Text(_Message, frozen=True, tag=21):
-    """A token of which all but these is as usual."""
+    """A token whose other fields have their defaults: the frequent case."""
 
     session: int
     text: str
@@ -235,7 +247,7 @@ class Text(_Message, frozen=True, tag=21):
 
 @final
 class Said(_Message, frozen=True, tag=22):
-    """Any other token, or the end of a sequence."""
+    """A token with other fields set, or the end of a sequence."""
 
     session: int
     token: Token | None
@@ -252,7 +264,7 @@ class Asked(_Message, frozen=True, tag=23):
 
 @final
 class PartSaid(_Message, frozen=True, tag=24):
-    """A part. Where there is a block, its data are there; before it is sent they are any buffer."""
+    """A part. If `block` is set, the bytes are in shared memory. Before it is sent, `data` may be any buffer."""
 
     session: int
     data: bytes
@@ -263,8 +275,8 @@ class PartSaid(_Message, frozen=True, tag=24):
 
 @final
 class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A tensor: its bytes as v2's binary form has them. Where there is a block, they are there; before it is sent they are
-    any buffer."""
+    """A tensor, with its bytes in v2's binary form. If `block` is set, they are in shared memory. Before it is sent, `data`
+    may be any buffer."""
 
     name: str
     datatype: str
@@ -277,7 +289,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @final
 class Tensors(_Message, frozen=True, tag=25):
-    """A request of tensors, or a response: those have no `outputs`."""
+    """A request of tensors, or a response, whose `outputs` are None."""
 
     session: int
     arrays: list[Array]
@@ -289,14 +301,14 @@ class Tensors(_Message, frozen=True, tag=25):
 
 @final
 class EndOfInput(_Message, frozen=True, tag=26):
-    """The client says no more."""
+    """The client sends no more messages in the session."""
 
     session: int
 
 
 @final
 class Credit(_Message, frozen=True, tag=27):
-    """So much was taken."""
+    """The receiver has taken this many messages and bytes of a session."""
 
     session: int
     messages: int
@@ -305,14 +317,14 @@ class Credit(_Message, frozen=True, tag=27):
 
 @final
 class Cancel(_Message, frozen=True, tag=28):
-    """Nobody wants the session any more: the model is cancelled, and says so when it has ended."""
+    """Cancels the model in a session. The instance sends `Ended` when it has ended."""
 
     session: int
 
 
 @final
 class Head(_Message, frozen=True, tag=29):
-    """Fields for the head of the answer; `accepted`: it goes out now."""
+    """Fields for the head of the answer. `accepted`: the head is sent now."""
 
     session: int
     fields: dict[str, str]
@@ -321,7 +333,7 @@ class Head(_Message, frozen=True, tag=29):
 
 @final
 class PromptTokens(_Message, frozen=True, tag=30):
-    """How many tokens the prompt has."""
+    """The number of tokens in the prompt; None if the model has unset it."""
 
     session: int
     count: int | None
@@ -331,9 +343,9 @@ class PromptTokens(_Message, frozen=True, tag=30):
 class Ended(_Message, frozen=True, tag=31):
     """The model has returned from a session, or raised.
 
-    `kind` is empty where it has returned, `cancelled` where it was, `error` for a ModelError, `context` for a
-    ContextLengthExceeded, `memory` for a MemoryError, `large` for a LargerThanMemory, `input` and `closed` where it received
-    or sent on after the end, and `raised` for anything else."""
+    `kind` is empty if it has returned, `cancelled` if it was cancelled, `error` for a ModelError, `context` for a
+    ContextLengthExceeded, `memory` for a MemoryError, `large` for a LargerThanMemory, `input` and `closed` if it received
+    or sent after the end, and `raised` for any other error."""
 
     session: int
     kind: str = ""
@@ -343,20 +355,21 @@ class Ended(_Message, frozen=True, tag=31):
     trace: str = ""
     tokens: tuple[int, int, int | None] | None = None
     lingers: bool = False
-    """Threads of it still run. Another one follows when they have returned."""
+    """True if threads of the session still run. A second `Ended` follows when they have returned."""
 
 
 @final
 class Free(_Message, frozen=True, tag=32):
-    """Blocks of memory that the other side has lent, and that nobody looks at any more."""
+    """Gives back blocks of memory that the other side has lent."""
 
     keys: list[int]
 
 
 @final
 class Stuck(_Message, frozen=True, tag=40):
-    """A session is stuck there: a `step` ran for too long, or it goes on after its end. `stack` has where its threads are;
-    `replaced`: others take their places, else there are too many. Session 0 is one of another gateway's."""
+    """A session is stuck: a `step` ran for too long, or the session goes on after its end. `stack` is the stack of its
+    threads. `replaced`: other threads take their places; False if too many sessions are stuck already. Session 0 stands for
+    one of another gateway."""
 
     session: int
     step: bool
@@ -371,9 +384,9 @@ Message: TypeAlias = (
 )  # fmt: skip
 Item: TypeAlias = Text | Said | Asked | PartSaid | Tensors
 ITEMS = (Text, Said, Asked, PartSaid, Tensors)
-"""Those that carry a message of the model's family, and cost credit."""
+"""Messages that carry a message of the model's family, and cost credit."""
 MESSAGES = (Token, Finish, Part, InferResponse, Prompt, InferRequest)
-"""And those messages."""
+"""The messages of the models' families."""
 
 
 def _plain(value: object) -> Any:
@@ -394,12 +407,12 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[Message])
 _one: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _SURE = frozenset((Text, PartSaid, EndOfInput, Credit, Cancel, Ping, Pong, Free, ReadInput, Write, Forget))
-"""Those whose fields nobody but us has filled, or whose types `item_of` has looked at."""
+"""Messages whose fields come from the gateway's code alone, or whose types `item_of` has checked."""
 
 
 def encoded(message: Message) -> bytes:
-    """A message as it will be in a frame, which the other side can read: structs do not look at their fields' types, and one
-    frame that cannot be read ends the instance. TypeError, OverflowError or ValueError for what cannot be sent."""
+    """Encodes a message for a frame, and checks that the other side can decode it: structs do not check the types of their
+    fields, and one undecodable frame ends the instance. TypeError, OverflowError or ValueError if it cannot be sent."""
     try:
         data = _encoder.encode(message)
         if type(message) not in _SURE:
@@ -407,12 +420,12 @@ def encoded(message: Message) -> bytes:
     except UnicodeEncodeError:
         return encoded(_mended(message))
     except RecursionError:
-        raise ValueError("what is nested so deeply cannot go to a model's process, or come from one") from None
+        raise ValueError("a value that is nested so deeply cannot go to a model's process, or come from one") from None
     return data
 
 
 def beyond_64_bits(value: Any, name: str = "") -> str:
-    """The name of what is an integer that MessagePack does not have, somewhere in this; empty where there is none."""
+    """Returns the name of an integer in `value` that MessagePack cannot represent; empty if there is none."""
     if isinstance(value, int):
         return "" if -(2**63) <= value < 2**64 else name
     inner: Iterable[tuple[str, Any]] = ()
@@ -426,7 +439,7 @@ def beyond_64_bits(value: Any, name: str = "") -> str:
 
 
 def _mended(message: Message) -> Message:
-    """The message with texts that UTF-8 has: half of a surrogate pair, as of the name of a file, becomes U+FFFD."""
+    """Returns the message with valid UTF-8 texts: a lone surrogate, as in the name of a file, becomes U+FFFD."""
     texts = _texts_of(msgspec.to_builtins(message, builtin_types=(bytes,), enc_hook=_plain))
     return msgspec.convert(texts, type(message))
 
@@ -444,7 +457,7 @@ def _texts_of(value: Any) -> Any:
 
 
 def frames_of(messages: Sequence[bytes]) -> Iterator[bytes]:
-    """Frames of these, each `encoded`: of some 256 KiB, or of one message that is longer."""
+    """Yields frames of `encoded` messages. A frame ends with the message that takes it to 256 KiB or more."""
     first = size = 0
     for at, message in enumerate(messages, 1):
         size += len(message)
@@ -455,16 +468,16 @@ def frames_of(messages: Sequence[bytes]) -> Iterator[bytes]:
 
 @final
 class Frames:
-    """Takes bytes as they come, and gives whole frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self.unread = list[Message]()
-        """Messages that whoever has read so far has left for the next one."""
+        """Messages that one reader of the stream leaves for the next."""
         self._begun = bytearray()
-        self._wanted = 0  # bytes of the frame that has begun, its length included; 0: not known yet
+        self._wanted = 0  # bytes of the frame that has begun, including its length; 0: not known yet
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterable[list[Message]]:
-        """The messages of each frame that is whole by now. ValueError for bytes that are none."""
+        """Takes bytes, and yields the messages of each frame that is complete. ValueError for an invalid frame."""
         begun = self._begun
         begun += data
         at = 0
@@ -496,8 +509,8 @@ _LOG_PROBS = frozenset((float, type(None)))
 
 
 def item_of(session: int, message: object) -> tuple[Item, int]:
-    """The item that carries a message of a model, and the bytes that it costs. TypeError for what is none, ValueError for
-    an array that is not of its tensor's datatype."""
+    """Returns the item that carries a model's message, and the bytes that it costs. TypeError if `message` is not a model's
+    message; ValueError for an array that is not of its tensor's datatype."""
     kind = type(message)
     if kind is Token:
         token: Token = message  # type: ignore[assignment]
@@ -525,12 +538,12 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
     if isinstance(message, InferResponse):
         arrays = [_array_of(tensor) for tensor in message.outputs]
         return Tensors(session, arrays, message.id, dict(message.parameters), None, True), _size(arrays)
-    raise TypeError(f"{kind.__name__} is no message of a model")
+    raise TypeError(f"{kind.__name__} is not a message of a model")
 
 
 def large_of(item: Item) -> Sequence[Buffer]:
-    """What of an item goes through shared memory, where there is some."""
-    if type(item) is Text:  # most are
+    """Returns the buffers of an item that go through shared memory, if there is some."""
+    if type(item) is Text:  # the frequent case
         return ()
     if isinstance(item, Tensors):
         return [array.data for array in item.arrays if len(array.data) >= SMALLEST]
@@ -538,7 +551,7 @@ def large_of(item: Item) -> Sequence[Buffer]:
 
 
 def lent_in(item: Item, blocks: Sequence[Block]) -> Item:
-    """The item with those in these blocks."""
+    """Returns the item with these blocks in place of its large buffers."""
     left = iter(blocks)
     if isinstance(item, PartSaid):
         return msgspec.structs.replace(item, data=b"", block=next(left))
@@ -551,8 +564,8 @@ def lent_in(item: Item, blocks: Sequence[Block]) -> Item:
 
 
 def message_of(item: Item, window: Window | None = None) -> tuple[Any, int]:
-    """The message that an item carries, and the bytes that it costs. ValueError for one that cannot be, as where it has
-    blocks of no `window`, or wrong ones."""
+    """Returns the message that an item carries, and the bytes that it costs. ValueError for an invalid item, such as one
+    with a wrong block, or with a block though there is no `window`."""
     if type(item) is Text:
         return Token(text=(text := item.text), id=item.id, log_prob=item.log_prob), len(text)
     match item:

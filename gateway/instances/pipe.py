@@ -1,8 +1,8 @@
-"""Carries the sessions of one instance over one socket: in the gateway and in the instance alike.
+"""Carries the sessions of one instance over one socket, in the gateway and in the instance alike.
 
-Whatever is posted in one turn of the loop leaves as one frame. A session is a `SessionLine`: it sends its messages while
-the other side has given it credit, and gives credit back as its own reader takes them, at half of what may be ahead, or at
-once where the reader waits for more. A session without credit waits by itself; it holds no frame, and nobody else.
+Messages posted in one turn of the loop leave as one frame. A session is a `SessionLine`: it sends messages while it has
+credit of the other side. It gives credit back when its reader has taken half of the messages or bytes that may be ahead, or
+at once if the reader waits. A session without credit waits alone: it delays no frame and no other session.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from gateway.instances.messages import (
 from models.blocking import running_loop
 from protocols.events import Buffer
 
-_READ = 256 * 1024  # bytes of one look at the socket
-_HALF, _HALF_BYTES = MESSAGES_AHEAD // 2, BYTES_AHEAD // 2  # of what may be ahead: so much is told at once
+_READ = 256 * 1024  # bytes of one read from the socket
+_HALF, _HALF_BYTES = MESSAGES_AHEAD // 2, BYTES_AHEAD // 2  # taken messages and bytes at which credit is given back
 
 
 class BrokenPipe(Exception):
-    """The other side does not speak as it should."""
+    """The other side breaks the protocol."""
 
 
 class Post(Protocol):
-    """What takes messages for the other side: `Pipe`, or another loop's."""
+    """The sending part of a pipe: `Pipe`, or that of another loop."""
 
     memory: SharedMemory | None
-    """Of both sides; None where all goes through the stream."""
+    """The memory shared with the other side; None if all bytes go through the stream."""
 
     def post(self, message: Message) -> None: ...
     def post_encoded(self, message: bytes) -> None: ...
 
 
 class Bell(Protocol):
-    """What one task waits for, and others ring: `Doorbell`, or another loop's."""
+    """A wake-up for one waiting task, which others ring: `Doorbell`, or that of another loop."""
 
     def ring(self) -> None: ...
     def wake(self) -> None: ...
@@ -63,10 +63,11 @@ class Bell(Protocol):
 
 @final
 class Pipe:
-    """Messages to and from the other side."""
+    """Sends messages to the other side and receives its messages."""
 
     def __init__(self, stream: trio.abc.Stream, frames: Frames | None = None, memory: SharedMemory | None = None) -> None:
-        """`frames` are of whoever has read from the stream before. Without `memory` all goes through the stream."""
+        """`frames` has earlier bytes and messages, if the stream was read before. Without `memory`, all bytes go through the
+        stream."""
         self._stream, self._frames, self.memory = stream, frames or Frames(), memory
         if memory is not None:
             attach(memory, self)
@@ -74,26 +75,27 @@ class Pipe:
         self._bell = Doorbell()
         self._finished = False
         self.reads = 0
-        """How often something has come: where it grows, the other side's loop runs."""
+        """The number of reads that returned bytes. While it grows, the other side's loop runs."""
 
     def post(self, message: Message) -> None:
-        """Sends it with the next frame. TypeError, OverflowError or ValueError for what cannot be sent: nothing was."""
+        """Sends a message with the next frame. TypeError, OverflowError or ValueError if it cannot be sent; then nothing
+        is."""
         self.post_encoded(encoded(message))
 
     def post_encoded(self, message: bytes) -> None:
-        """Sends what `messages.encoded` has made."""
+        """Sends a message that `messages.encoded` has encoded."""
         out = self._out
         out.append(message)
         if len(out) == 1:
             self._bell.ring()
 
     def finish(self) -> None:
-        """Nothing is posted any more: `write` returns once all is written."""
+        """Makes `write` return once all is written. Nothing may be posted afterwards."""
         self._finished = True
         self._bell.ring()
 
     async def write(self) -> None:
-        """Writes what is posted, until `finish`. trio.BrokenResourceError where the other side is gone."""
+        """Writes posted messages until `finish`. trio.BrokenResourceError if the other side is gone."""
         while not self._finished or self._out:
             await self._bell.wait()
             out, self._out = self._out, []
@@ -101,8 +103,8 @@ class Pipe:
                 await self._stream.send_all(frame)
 
     async def read(self, take: Callable[[Message], None]) -> None:
-        """Calls `take` with each message, until the other side has closed. BrokenPipe for bytes that are none, or where
-        `take` raises ValueError; trio.BrokenResourceError where the connection is lost."""
+        """Calls `take` with each message, until the other side has closed. BrokenPipe for invalid bytes, or if `take` raises
+        ValueError; trio.BrokenResourceError if the connection is lost."""
         frames, stream = self._frames, self._stream
         for message in frames.unread:
             take(message)
@@ -117,17 +119,17 @@ class Pipe:
                             memory.take_back(message.keys)
                         else:
                             take(message)
-            except ValueError as e:  # msgspec's errors are
+            except ValueError as e:  # the base of msgspec's errors too
                 raise BrokenPipe(f"{type(e).__name__}: {str(e)[:200]}") from None
 
 
 def attach(memory: SharedMemory, pipe: Post) -> None:
-    """From now on the other side is told, through the pipe, what this side looks at no more."""
+    """Makes the pipe tell the other side, from now on, which of its blocks this side no longer needs."""
     memory.attach(running_loop().call_soon, lambda keys: pipe.post(Free(keys)))
 
 
 async def give_back_idle(arena: Arena) -> NoReturn:
-    """Gives memory that is idle back to the system, until it is cancelled."""
+    """Returns idle memory of an arena to the system, until it is cancelled."""
     loop = running_loop()
     while True:
         await loop.sleep(IDLE_SECONDS)
@@ -139,8 +141,8 @@ async def give_back_idle(arena: Arena) -> NoReturn:
 class SessionLine:
     """One side of one session.
 
-    `receive` and `send` are a channel's: one task each. They raise trio.EndOfChannel and trio.ClosedResourceError once the
-    session is over."""
+    One task may call `receive` and one may call `send`, as on a channel. `receive` raises trio.EndOfChannel after the last
+    message, `send` trio.ClosedResourceError once the session is over."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_arrived", "_bell", "_check", "_here", "_here_bytes", "_pipe", "_room", "_taken",
@@ -154,24 +156,24 @@ class SessionLine:
         bell: Callable[[], Bell] = Doorbell,
         check: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint_if_cancelled,
     ) -> None:
-        """`bell` and `check` are of the loop that its users run on: how they wait, and how one that sends without waiting
-        notices that it is cancelled."""
+        """`bell` and `check` depend on the loop of the session's tasks. `bell` makes their wake-ups; `check` is a checkpoint
+        for a task that sends without waiting, so that it notices a cancel."""
         self._pipe, self.number, self._check = pipe, number, check
-        self._arrived: deque[tuple[Any, int]] = deque()  # and the bytes that each costs; below zero: no credit
+        self._arrived: deque[tuple[Any, int]] = deque()  # messages, and the bytes that each costs; negative: no credit
         self._bell, self._room = bell(), bell()
-        self._ahead = self._ahead_bytes = 0  # sent, and not taken by the other side yet
-        self._here = self._here_bytes = 0  # arrived, and no credit given back yet
-        self._taken = self._taken_bytes = 0  # of these, taken
-        self._taking = -1  # bytes of the message that the reader has
+        self._ahead = self._ahead_bytes = 0  # sent, and not yet taken by the other side
+        self._here = self._here_bytes = 0  # arrived, without credit given back yet
+        self._taken = self._taken_bytes = 0  # those of `_here` that the reader has taken
+        self._taking = -1  # bytes of the message that the reader works on
         self.said_all = False
-        """True once the other side says no more."""
+        """True once the other side sends no more messages."""
         self.over = False
-        """True once the other side hears no more."""
+        """True once the other side takes no more messages."""
 
     # -- called as messages arrive -----------------------------------------------------------------------------------
 
     def take_item(self, item: Item) -> None:
-        """A message of the session. ValueError where it cannot be, or was sent without credit."""
+        """Takes a message of the session. ValueError if it is invalid, or was sent without credit."""
         memory = self._pipe.memory
         message, size = message_of(item, None if memory is None else memory.window)
         here, here_bytes = self._here, self._here_bytes
@@ -182,14 +184,15 @@ class SessionLine:
         self._bell.ring()
 
     def take_aside(self, message: Message) -> None:
-        """Something else about the session, which its reader is to have in order; of several in a row the last is enough."""
+        """Takes another message about the session, which the reader gets in order. If several of one type come in a row,
+        only the last is kept."""
         if self._arrived and type(self._arrived[-1][0]) is type(message):
             self._arrived.pop()
         self._arrived.append((message, -1))
         self._bell.ring()
 
     def take_credit(self, credit: Credit) -> None:
-        """The other side has taken messages. ValueError for more than were sent."""
+        """Takes credit for messages that the other side has taken. ValueError if there are more than were sent."""
         self._ahead -= credit.messages
         self._ahead_bytes -= credit.size
         if self._ahead < 0 or self._ahead_bytes < 0 or credit.messages < 0 or credit.size < 0:
@@ -197,7 +200,7 @@ class SessionLine:
         self._room.wake()
 
     def end(self, *, over: bool) -> None:
-        """The other side says no more; `over`: and hears no more."""
+        """Ends the input: the other side sends no more. `over`: it takes no more messages either."""
         self.said_all = True
         self.over = self.over or over
         self._bell.ring()
@@ -207,12 +210,12 @@ class SessionLine:
 
     @property
     def exhausted(self) -> bool:
-        """True if no more messages will come, and none is there."""
+        """True if no messages are left and no more will come."""
         return self.said_all and not self._arrived
 
     def take_at_once(self) -> Any:
-        """The next message, where there is one; None otherwise."""
-        if (size := self._taking) >= 0:  # the one before it is taken
+        """Returns the next message; None if none has arrived."""
+        if (size := self._taking) >= 0:  # the reader has finished with the previous message
             self._taken += 1
             self._taken_bytes += size
             self._taking = -1
@@ -224,19 +227,19 @@ class SessionLine:
         return message
 
     async def receive(self) -> Any:
-        """The next message; the one before it is taken by that."""
+        """Waits for the next message. The call also gives the credit of the previous one back."""
         while (message := self.take_at_once()) is None:
             if self.said_all:
-                self._bell.ring()  # a checkpoint, and no more
+                self._bell.ring()  # so that the wait is only a checkpoint
                 await self._bell.wait()
                 raise trio.EndOfChannel
-            self._give_back()  # all of it: the other side may need room for a large one
+            self._give_back()  # even if it is little: the other side may need room for a large message
             await self._bell.wait()
         return message
 
     def try_send(self, message: Any) -> bool:
-        """Sends a message if there is credit for it; True if it has. What a model gives in place of a
-        message, as a text or an array, is for `send`, once it is one."""
+        """Sends a message at once if there is credit for it; True if it was sent. Texts and arrays that a model sends in
+        place of messages must be converted first, and go to `send`."""
         if self._ahead >= MESSAGES_AHEAD or self.over or type(message) not in MESSAGES:
             return False
         item, size = item_of(self.number, message)
@@ -246,8 +249,8 @@ class SessionLine:
         return True
 
     async def send(self, message: Any) -> None:
-        """Sends a message when there is credit for it, and room in the shared memory for what is large in it. ValueError for
-        one that is too large for any frame; LargerThanMemory."""
+        """Sends a message when there is credit for it, and room in the shared memory for its large buffers. ValueError if it
+        is too large for any frame; LargerThanMemory."""
         await self._check()
         item, size = item_of(self.number, message)
         memory = self._pipe.memory

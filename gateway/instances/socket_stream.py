@@ -1,8 +1,8 @@
-"""The end of a socket pair that the messages of an instance go over.
+"""The end of a socket pair that carries the messages of an instance.
 
-Trio's own stream lets all other tasks run after each call of the kernel, and asks for bytes before it waits for them. So a
-short call of a model costs two more rounds of the loop on each side. This one waits only where the kernel has no room, or
-nothing to read.
+Trio's own stream lets all other tasks run after each system call, and tries to read before it waits. A short call of a
+model would cost two more rounds of the loop on each side. This stream waits only if the kernel has no room, or nothing to
+read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import trio
 
 _LARGEST = (
     256 * 1024
-)  # bytes of one read: into memory that is there, as a block of that size comes from the system each time
+)  # bytes of one read, into memory that is kept: malloc would get a new block of this size from the system each time
 
 
 @final
 class SocketStream(trio.abc.HalfCloseableStream):
-    """A connected stream socket, which it closes. One task sends, and one receives.
+    """A stream over a connected socket, which it owns. One task may send and one may receive.
 
-    `send_all` is a checkpoint only where it waits."""
+    `send_all` is a checkpoint only if it waits."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -30,8 +30,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
         self._memory = memoryview(bytearray(_LARGEST))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Returns once the kernel has all of it; a cancelled one may have sent some. trio.BrokenResourceError where nobody
-        reads any more."""
+        """Returns once the kernel has taken all bytes. If it is cancelled, some may have been sent. trio.BrokenResourceError
+        if the other end is closed."""
         with memoryview(data) as view:
             sent = 0
             while sent < len(view):
@@ -43,8 +43,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
                     raise _told(e) from e
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What is there, of that size at most, as soon as there is something; nothing once the other side has closed. A
-        cancelled one has taken nothing. trio.BrokenResourceError where the connection is lost."""
+        """Waits for bytes and returns at most `max_bytes`, by default 256 KiB; empty once the other side has closed. A
+        cancel loses no bytes. trio.BrokenResourceError if the connection is lost."""
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             try:
@@ -56,7 +56,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
             return bytes(self._memory[:n])
 
     async def send_eof(self) -> None:
-        """The other side hears that no more will come."""
+        """Signals the other side that no more bytes will come."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError as e:
@@ -66,7 +66,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.wait_writable(self._socket)
 
     async def aclose(self) -> None:
-        """Closes it; whoever waits for it gets trio.ClosedResourceError."""
+        """Closes the socket; tasks that wait on it get trio.ClosedResourceError."""
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()

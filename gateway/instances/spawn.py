@@ -1,6 +1,6 @@
-"""Processes that a model runs in: how one is started, what it says, how it ends, and what it does first, in the child.
+"""Starts the processes of models, reads their output and waits for their end; and prepares such a process from inside.
 
-The kernel tells that a process has ended, by a pidfd; nothing is guessed from silence. Linux only (`supported`).
+The kernel reports the end of a process by a pidfd; silence proves nothing. Linux only (`supported`).
 """
 
 from __future__ import annotations
@@ -30,70 +30,75 @@ from gateway.instances.memory import Arena, SharedMemory
 from gateway.instances.socket_stream import SocketStream
 
 OURS = "EVERYWIRE_"
-"""What the gateway's own variables begin with. There are tokens among them: no model's process has them."""
+"""The prefix of the gateway's own environment variables. Some hold tokens, so models' processes do not get them."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_READ = 64 * 1024  # bytes: all that a pipe holds, unless its writer asks for more
-_DRAIN = 16  # reads of what was left behind: /proc/sys/fs/pipe-max-size is a mebibyte
+_READ = 64 * 1024  # bytes: the default capacity of a pipe
+_DRAIN = 16  # reads of remaining output: /proc/sys/fs/pipe-max-size is 1 MiB
 _LINE = 8 * 1024  # bytes
-_LINES = 200  # a second
-_LAST_WORDS = 1.0  # seconds in which a process that was hung up on ends by itself
-_TAIL = 64 * 1024  # bytes of stderr: faulthandler's dump of forty threads that rest is 18 KiB, the current one perhaps first
+_LINES = 200  # per second
+_LAST_WORDS = 1.0  # seconds that a process has to end after we hung up
+_TAIL = 64 * 1024  # bytes of stderr: faulthandler's dump of forty idle threads is 18 KiB; the current one may come first
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Said: TypeAlias = "Callable[[str, str], None]"
-"""Is told a stream, "stdout" or "stderr", and a line of it, as it came but for bytes that are not UTF-8. Does not raise."""
+"""Takes the name of a stream, "stdout" or "stderr", and a line of it, with bytes that are not UTF-8 replaced. It must not
+raise."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """What one process of a model is to be."""
+    """The plan of one process of a model."""
 
     name: str
-    """The model."""
+    """The name of the model."""
     number: int
-    """Which of its instances, from 0."""
+    """The number of the instance, from 0."""
     module: str = "gateway.instances.child"
-    """What it runs, as `python -m` does."""
+    """The module that the process runs, as `python -m` does."""
     python: str = ""
-    """The interpreter; empty: our own."""
+    """The interpreter; default empty: that of this process."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the process gets in addition."""
     device: str | None = None
+    """The value of `device_variable`; default None: the variable is not set."""
     device_variable: str = "CUDA_VISIBLE_DEVICES"
+    """The environment variable that selects the device."""
     cpu_threads: int | None = None
-    """How many threads its libraries may have, where somebody says so."""
+    """The threads that numeric libraries may use; default None: as the environment says, or else `threads_each`."""
     threads_each: int = 1
-    """And where neither that nor the environment does: the usable cores, shared by the instances."""
+    """The usable cores divided by the number of instances: the default of `cpu_threads`."""
     memory_limit: int = 0
-    """Bytes, for `limit_memory` in the process; 0: none."""
+    """Bytes for `limit_memory` in the process; default 0: no limit."""
     speaks_for_itself: bool = False
-    """True where it writes to our own stdout and stderr, and nobody reads its output here."""
+    """True if the process writes to our own stdout and stderr, so that its output is not read here."""
     loop: str = "trio"
-    """The event loop that it runs: Trio's or asyncio's."""
+    """The event loop of the process: "trio" or "asyncio"."""
     shared_memory: int = 0
-    """Bytes of the memory that is shared with it, in each direction; 0: there is none."""
+    """Bytes of shared memory in each direction; default 0: none."""
     shared: bool = False
-    """True where others than its owner are to have links to it."""
+    """True if other gateways than the owner will have links to the process."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a process ended: with a status or by a signal; neither where something else here has waited for it before us."""
+    """The end of a process: a status or a signal. Neither is known if other code in this process has reaped it."""
 
     code: int | None = None
     signal: int | None = None
 
     def __str__(self) -> str:
         if self.signal is not None:
-            with suppress(ValueError):  # of the real-time signals only the first and the last have names
+            with suppress(ValueError):  # only the first and the last of the real-time signals have names
                 return signal.Signals(self.signal).name
             return f"signal {self.signal}"
         return "unknown exit status" if self.code is None else f"exit status {self.code}"
 
 
 def supported() -> str:
-    """Empty where processes can be started and watched here; else what to tell whoever has configured them."""
+    """Returns an empty text if processes can be started and watched here; otherwise an error for the author of the
+    configuration."""
     if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         with suppress(OSError):  # a kernel before 5.3, or a sandbox
             os.close(os.pidfd_open(os.getpid()))
@@ -102,11 +107,10 @@ def supported() -> str:
 
 
 def environment_of(plan: ProcessPlan, own: Mapping[str, str], path: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of a process. What is said more specially holds: the plan's own variables, its device, its
-    `cpu_threads`, our environment `own`, our default of threads. Of the gateway's own variables none is handed on.
+    """Returns the environment of a process. The first of these that sets a variable wins: the plan's variables, its device,
+    its `cpu_threads`, our environment `own`, our default of threads. The gateway's own variables are left out.
 
-    `path` are folders that it is to find modules in before all others, as we do, but after those of a PYTHONPATH that the
-    plan names.
+    `path` has folders in which the process finds modules before all others, except those of a PYTHONPATH in the plan.
     """
     each = str(max(plan.threads_each, 1))
     made = dict.fromkeys(_THREADS, each)
@@ -125,8 +129,8 @@ def environment_of(plan: ProcessPlan, own: Mapping[str, str], path: Sequence[str
 
 
 def _leading_path() -> list[str]:
-    """The folders that modules are found in before the standard library's: of PYTHONPATH, of the program, or where one has
-    put them there. All others an interpreter finds by itself, and they must not come before the library."""
+    """Returns the folders of `sys.path` before the standard library's: those of PYTHONPATH, of the program, or added by
+    code. An interpreter finds the others by itself, and they must not come before the library."""
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     found: list[str] = []
@@ -144,8 +148,8 @@ _PLACE = re.compile(
 
 
 def innermost_line(tail: str) -> str:
-    """Where Python was, as `app.py line 12`, by what faulthandler wrote to stderr as the process died: the innermost line of
-    the thread whose fault it was. Empty where it wrote nothing, or that was no thread of Python's."""
+    """Returns the innermost line of the thread that crashed, such as `app.py line 12`, from faulthandler's output at the end
+    of stderr. Empty if there is no such output, or the thread was not one of Python."""
     begin = tail.rfind("Fatal Python error: ")
     found = _PLACE.search(tail, begin) if begin >= 0 else None
     return f"{found[1]} line {found[2]}" if found else ""
@@ -158,8 +162,9 @@ def innermost_line(tail: str) -> str:
 class Process:
     """A process of a model, and our end of the socket to it.
 
-    It leads a session and a process group of its own. Whoever it starts is in that group, and dies with it, unless it
-    leaves. Somebody has to `read_output` while it runs: it waits when 64 KiB of it are unread.
+    The process leads a new session and a new process group. Processes that it starts are in that group and die with it,
+    unless they leave the group. A task must run `read_output` for as long as the process runs: the process blocks when
+    64 KiB of its output are unread.
     """
 
     def __init__(
@@ -171,10 +176,10 @@ class Process:
         memory: SharedMemory | None,
         links: socket.socket | None,
     ) -> None:
-        """For `start`."""
+        """Only `start` makes processes."""
         self.plan, self.pid, self.socket, self.memory, self.links = plan, popen.pid, ours, memory, links
         self._popen, self._pidfd = popen, pidfd
-        self._turn = trio.Lock()  # of those who wait for its end: one waits for the pidfd, the others for that one
+        self._turn = trio.Lock()  # one task of those in `ended` waits for the pidfd; the others wait for that task
         self._exit: Exit | None = None
         allowance = _Allowance()
         self._outputs: list[_Output] = []
@@ -184,18 +189,20 @@ class Process:
 
     @classmethod
     def start(cls, plan: ProcessPlan, *arguments: str, bodies: Arena | None = None) -> Process:
-        """Starts `python -m MODULE DESCRIPTOR PID ARGUMENTS [DESCRIPTOR ...]`: the number of its end of the socket, whose
-        child it is, for `bind_to_parent`, where it is shared the socket that links come over (`links`, here our end of it),
-        and where there is shared memory what `SharedMemory.of_descriptors` takes. All users of the machine can read the
-        arguments. `bodies` is memory that is lent to others too.
+        """Starts `python -m MODULE DESCRIPTOR PID ARGUMENTS [DESCRIPTOR ...]`.
 
-        To be called in a thread that lives as long as the process may: the kernel kills it at the end of the *thread* that
-        has started it. Returns when the interpreter has begun, in a millisecond or two. OSError where it cannot.
+        DESCRIPTOR is the process's end of the socket, PID that of its parent, for `bind_to_parent`. Further descriptors: the
+        socket that links come over if the process is shared (`links` is our end), and those for
+        `SharedMemory.of_descriptors` if there is shared memory. All users of the machine can read the arguments. `bodies` is
+        memory that other processes of the model share.
+
+        Must be called in a thread that lives as long as the process may: the kernel kills the process when the *thread*
+        that started it ends. Returns when the interpreter has begun, in a millisecond or two. OSError if it cannot start.
         """
-        # -P: a file in the working folder hides no module from it that is not hidden from us
+        # -P: a file in the working folder must not hide a module from the process that it does not hide from us
         command = [plan.python or sys.executable, "-P", "-m", plan.module]
-        # another interpreter has packages of its own
         output = None if plan.speaks_for_itself else subprocess.PIPE
+        # another interpreter has its own packages, so our folders are not for it
         environment = environment_of(plan, os.environ, [] if plan.python else _leading_path())
         with ExitStack() as undone, ExitStack() as theirs_alone:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -228,37 +235,37 @@ class Process:
                 pidfd = os.pidfd_open(popen.pid)
             except BaseException:
                 os.killpg(popen.pid, signal.SIGKILL)
-                popen.communicate()  # it has hardly begun: it ends at once
+                popen.communicate()  # the process has only begun, so it ends at once
                 raise
             undone.pop_all()
         ours.setblocking(False)
         return cls(plan, popen, pidfd, ours, memory, links)
 
     def stream(self) -> SocketStream:
-        """Our end of the socket, as a stream."""
+        """Returns our end of the socket as a stream."""
         return SocketStream(self.socket)
 
     def used(self) -> tuple[int, float]:
-        """The bytes of memory that it has, and the seconds of CPU that it has used; noughts where it is gone."""
+        """Returns the process's bytes of memory and seconds of CPU; zeros if it is gone."""
         return used_by(self.pid)
 
     @property
     def tail(self) -> str:
-        """The end of what it has written to stderr so far, 64 KiB at most; when `ended` has returned, the last of all."""
+        """The end of its stderr so far, at most 64 KiB; complete once `ended` has returned."""
         return self._outputs[-1].tail.decode("utf-8", "replace") if self._outputs else ""
 
     async def ended(self) -> Exit:
-        """Waits until it has ended, ends all that is left of its group, and says how it ended. Any number of tasks may wait,
-        and each time it says the same. A cancel leaves all as it is."""
+        """Waits until the process has ended, kills the rest of its group, and returns how it ended. Any number of tasks may
+        wait; all get the same. A cancel changes nothing."""
         async with self._turn:
             while (end := self._look()) is None:
-                with suppress(trio.ClosedResourceError):  # `close` has an answer
+                with suppress(trio.ClosedResourceError):  # after `close`, `_look` knows the end
                     await trio.lowlevel.wait_readable(self._pidfd)
         return end
 
     def wait_here(self, seconds: float) -> bool:
-        """Waits, where there is no loop yet, for something on the socket, and receives what the process writes meanwhile;
-        True where something is there, or the other end is closed."""
+        """Waits at most `seconds` for bytes on the socket, and reads the process's output meanwhile. Blocks; for callers
+        without a loop. True if there are bytes, or the other end is closed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             outputs = [output for output in self._outputs if not output.over]
@@ -271,8 +278,8 @@ class Process:
         return self.socket in ready
 
     def end_here(self) -> Exit:
-        """Hangs up, kills it where it does not end by itself, gives everything back, and says how it ended: where there is
-        no loop to wait in."""
+        """Hangs up, waits at most a second for the process to end, kills it otherwise, frees everything, and returns how it
+        ended. Blocks; for callers without a loop."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         if self._look() is None:
@@ -283,13 +290,13 @@ class Process:
         return self._look() or Exit()
 
     def kill(self) -> None:
-        """Has the kernel end it and its whole group. Nothing where it has ended."""
+        """Kills the process and its whole group. Does nothing if it has ended."""
         if self._look() is None:
             self._kill_group()
 
     def close(self) -> None:
-        """Kills it and gives everything back; a second call does nothing. Whoever reads its output, or waits for its end,
-        is done. To know how it ended, wait for `ended` before: what was killed here alone ended by SIGKILL."""
+        """Kills the process and frees everything; a second call does nothing. Tasks in `read_output` and `ended` return. To
+        know how the process ended, wait for `ended` first: a process that this call kills counts as ended by SIGKILL."""
         self.kill()
         for output in self._outputs:
             output.close()
@@ -300,30 +307,32 @@ class Process:
         if self.memory is not None:
             self.memory.close()
         if self._look() is None:
-            # it dies when it comes to it, in a driver's call perhaps late, and is a zombie until somebody waits
+            # the process may die late, in a call of a driver, and is then a zombie until it is waited for
             self._settle(Exit(signal=signal.SIGKILL))
             threading.Thread(target=self._popen.wait, name="everywire reaper", daemon=True).start()
 
     async def read_output(self, said: Said) -> None:
-        """Tells `said` each line of its stdout and stderr, until both have ended. Empty lines are left out, a carriage
-        return ends one as well, and those beyond 8 KiB come in several parts. `said` is told 200 a second of both at most,
-        the others are counted: `31 lines dropped` comes in their place. For one task at a time."""
+        """Passes each line of stdout and stderr to `said`, until both have ended. Only one task may run this at a time.
+
+        Empty lines are left out. A carriage return ends a line too. Lines over 8 KiB are passed in parts. `said` gets at
+        most 200 lines per second of both; the others are counted, and a line such as `31 lines dropped` takes their
+        place."""
         async with trio.open_nursery() as nursery:
             for output in self._outputs:
                 nursery.start_soon(output.read, said)
 
     def _look(self) -> Exit | None:
-        """How it ended; None while it runs. Reaps it."""
+        """Returns how the process ended, and reaps it; None while it runs."""
         if self._exit is not None:
             return self._exit
         try:
             if os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
-        except ChildProcessError:  # SIGCHLD is ignored, or a library of the embedder's waits for any child
+        except ChildProcessError:  # SIGCHLD is ignored, or other code in this process waits for all children
             self._popen.poll()
             end = Exit()
         else:
-            self._kill_group()  # before its number, which is the group's too, may be somebody else's
+            self._kill_group()  # before it is reaped: then its id, which is the group's too, may be used again
             code = self._popen.poll() or 0
             end = Exit(code=code) if code >= 0 else Exit(signal=-code)
         self._settle(end)
@@ -337,14 +346,14 @@ class Process:
         os.close(self._pidfd)
 
     def _kill_group(self) -> None:
-        """To be called while it is not reaped."""
-        with suppress(ProcessLookupError, PermissionError):  # the latter: it runs for another user now
+        """Kills the group. Must be called before the process is reaped."""
+        with suppress(ProcessLookupError, PermissionError):  # PermissionError: the process runs as another user now
             os.killpg(self.pid, signal.SIGKILL)
 
 
 @final
 class _Allowance:
-    """How many lines of one instance may still be told in this second."""
+    """The number of lines of one process that may still be passed on in the current second."""
 
     def __init__(self) -> None:
         self.until, self._left = -math.inf, 0
@@ -359,15 +368,15 @@ class _Allowance:
 
 @final
 class _Output:
-    """One stream that a process writes: the end of it as bytes, and lines for whoever is told them."""
+    """One output stream of a process: its lines, and its last bytes."""
 
     def __init__(self, name: str, pipe: IO[bytes], allowance: _Allowance, kept: int = 0) -> None:
-        os.set_blocking(pipe.fileno(), False)  # our end of it; the writer's is another
+        os.set_blocking(pipe.fileno(), False)  # only our end: the writer's still blocks
         self._name, self._pipe, self._allowance, self._kept = name, pipe, allowance, kept
         self.tail = bytearray()
-        self._rest = b""  # what is not told yet, because its line has no end
+        self._rest = b""  # the begun line, not passed on yet
         self.over = False
-        """True once its writer has closed it."""
+        """True once the writer has closed the stream."""
         self.descriptor = pipe.fileno()
         self._dropped = 0  # lines
         self._said: Said | None = None
@@ -389,7 +398,7 @@ class _Output:
             self._said = None
 
     def drain(self) -> None:
-        """Receives what the process has left behind."""
+        """Reads the remaining output."""
         for _ in range(_DRAIN):
             if not self._receive():
                 return
@@ -401,7 +410,7 @@ class _Output:
             self.over = True
 
     def _receive(self) -> bool:
-        """Reads once. False where nothing is there, now or ever again."""
+        """Reads once. False if there is nothing to read, now or any more."""
         if self.over:
             return False
         try:
@@ -424,7 +433,7 @@ class _Output:
             end = _cut(data, end)
         for start, stop in _parts(data, end):
             if not self._may_tell():
-                # the others only counted: of a flood there are ten thousands in one read
+                # the rest is only counted, since one read of a flood has tens of thousands of lines
                 left = data[start:end]
                 self._dropped += max(left.count(b"\n"), left.count(b"\r"), 1)
                 break
@@ -451,7 +460,7 @@ _WHOLE = re.compile(rb"[^\r\n]+")
 
 
 def _parts(data: bytes, end: int) -> Iterator[tuple[int, int]]:
-    """Where each line begins and stops, up to `end`, and each part of one that is too long."""
+    """Yields the start and the end of each line before `end`; a line that is too long comes in parts."""
     for line in _WHOLE.finditer(data, 0, end):
         start, stop = line.span()
         while stop - start > _LINE:
@@ -461,18 +470,18 @@ def _parts(data: bytes, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _cut(data: bytes, start: int) -> int:
-    """Where the first part of a line that is too long stops: not within a character (RFC 3629 section 3)."""
+    """Returns the end of the first part of a line that is too long: not within a character (RFC 3629 section 3)."""
     longest = start + _LINE
     return next((cut for cut in range(longest, longest - 4, -1) if data[cut] & 0xC0 != 0x80), longest)
 
 
 def _tell_closing(descriptor: int) -> None:
-    if trio.lowlevel.in_trio_run():  # else nobody waits for it
+    if trio.lowlevel.in_trio_run():  # otherwise no task can wait for it
         trio.lowlevel.notify_closing(descriptor)
 
 
 def used_by(pid: int) -> tuple[int, float]:
-    """The bytes of memory that a process has, and the seconds of CPU that it has used; noughts where it is gone."""
+    """Returns a process's resident bytes and its seconds of CPU; zeros if it is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as statm, open(f"/proc/{pid}/stat", "rb") as stat:
             pages, fields = int(statm.read().split()[1]), stat.read().rpartition(b")")[2].split()
@@ -485,30 +494,30 @@ def used_by(pid: int) -> tuple[int, float]:
 
 
 def bind_to_parent(parent: int) -> None:
-    """Has this process end with the thread that has started it, in whatever call it is then: to be called before anything
-    else is imported. Exits at once where `parent` is its parent no more.
+    """Binds this process to the thread that started it: the kernel kills the process when that ends. Call this before other
+    imports. It exits at once if `parent` is no longer the parent.
 
-    A fault writes Python's stack to stderr. Output is UTF-8, and told line by line. SIGINT and SIGTERM do nothing here,
-    because whoever started it decides when it ends; but programs and forks that it starts have them as usual.
+    A crash writes Python's stack to stderr. Output is UTF-8 and flushed line by line. SIGINT and SIGTERM do nothing in this
+    process, because its owner decides when it ends. Programs and forks that it starts handle them as usual.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it ended before that, and will not end again
+    if os.getppid() != parent:  # the parent ended before the call above, so there is no signal
         os._exit(1)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     for number in _UNHEARD:
-        # not SIG_IGN: what it starts would inherit that, and could not be told to end (execve(2))
+        # not SIG_IGN: programs that it starts would inherit that, and ignore requests to end (execve(2))
         signal.signal(number, _unheard)
         signal.siginterrupt(number, False)
     os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_hear_again)
 
 
 def limit_memory(limit: int) -> None:
-    """Has allocations fail, as MemoryError in Python, when this process has so many bytes of private memory (RLIMIT_DATA;
-    the stacks of threads count): 0 changes nothing."""
+    """Limits the private memory of this process to so many bytes (RLIMIT_DATA; the stacks of threads count). Beyond that,
+    allocations fail, in Python with MemoryError. 0 changes nothing."""
     if limit:
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
@@ -523,7 +532,7 @@ def _unheard(number: int, frame: object) -> None:
 
 
 def _hold_back() -> None:
-    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _UNHEARD)  # one that comes at once is for the fork
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _UNHEARD)  # so that the fork keeps one that comes at once
 
 
 def _let_through() -> None:

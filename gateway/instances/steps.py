@@ -1,4 +1,4 @@
-"""The blocking steps of a model in its process, and what becomes of those that run too long, or on after their session."""
+"""Watches the blocking steps of a model in its process: those that run too long, or on after the end of their session."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from models.blocking import BackgroundSteps, Step, StepHolder, running_loop, sta
 
 log = logging.getLogger("gateway.worker")
 
-_PRECISION = 0.05  # seconds between two looks, at least
+_PRECISION = 0.05  # the least seconds between two checks
 
 
 @final
 class StepWatch:
-    """The threads of one process, and what is stuck in it.
+    """The step threads of one process, and its stuck sessions.
 
-    A session that is to stop has half of `stop_within` for it by itself; then StepCancelled is raised in the Python code
-    that its steps run. Where the other half is over too, or a step has run longer than `step_timeout`, the session is stuck,
-    and the gateway is told. Its threads are replaced, up to `stuck_limit` sessions at once."""
+    A session that is asked to stop has half of `stop_within` for that. Then StepCancelled is raised in the Python code
+    of its steps. If it still runs after the other half, or if a step runs longer than `step_timeout`, the session is stuck,
+    and the gateway is told. Its threads are replaced, for at most `stuck_limit` sessions at once."""
 
     def __init__(self, load: Load, post: Callable[[Message], None]) -> None:
-        """`post` sends a message to whoever decides when the process ends."""
+        """`post` sends a message to the gateway that owns the process."""
         self._load, self._post, self._loop = load, post, running_loop()
         self.limiter = trio.CapacityLimiter(load.threads)
-        """The threads of its steps. More than was said while some of them are stuck."""
+        """The limiter of the step threads: those of `load`, and one more for each replaced thread."""
         self._running: dict[Step, StepHolder] = {}
         self._spare = set[Step]()
-        """Those whose threads are replaced."""
+        """Steps whose threads are replaced."""
         self._stopping: dict[SessionSteps, float] = {}
-        """Sessions that are to stop, and since when."""
+        """Sessions that were asked to stop, and the time of that."""
         self._interrupted = set[SessionSteps]()
         self._stuck = set[StepHolder]()
 
@@ -51,12 +51,12 @@ class StepWatch:
                 step.limiter.total_tokens -= 1
 
     def stop(self, steps: SessionSteps) -> None:
-        """The session is to stop from now on."""
+        """Begins the time that a session has to stop."""
         if self._load.stop_within:
             self._stopping.setdefault(steps, self._loop.current_time())
 
     def over(self, holder: StepHolder) -> None:
-        """Nothing is left of what this one held."""
+        """Forgets a holder whose steps have all returned."""
         if isinstance(holder, SessionSteps):
             self._stopping.pop(holder, None)
             self._interrupted.discard(holder)
@@ -64,7 +64,7 @@ class StepWatch:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Within the block it looks at what runs."""
+        """Checks the running steps for the length of a block."""
         if self._load.step_timeout or self._load.stop_within:
             async with self._loop.beside(self._run):
                 yield
@@ -75,7 +75,7 @@ class StepWatch:
         timeout, half = self._load.step_timeout or math.inf, (self._load.stop_within or math.inf) / 2
         while True:
             now = self._loop.current_time()
-            # what begins, or is to stop, while this sleeps has no less time than that
+            # a step or a stop that begins during the sleep is not due before its end
             due = [now + min(timeout, half), *self._look_at_steps(now, timeout), *self._look_at_sessions(now, half)]
             await self._loop.sleep(max(min(due) - now, _PRECISION))
 
@@ -133,12 +133,12 @@ class StepWatch:
 
 @final
 class SessionSteps(StepHolder):
-    """The blocking steps of a session, which is over when it has ended and they have returned."""
+    """The blocking steps of a session. The session is over when the model has returned and all steps have."""
 
     __slots__ = ("_ended", "_holds", "_watch", "number", "post")
 
     def __init__(self, watch: StepWatch, number: int, post: Callable[[Message], None]) -> None:
-        """`post` sends a message to whoever has opened the session."""
+        """`post` sends a message to the gateway that opened the session."""
         self._watch, self.number, self.post = watch, number, post
         self._holds = 0
         self._ended: Ended | None = None
@@ -166,8 +166,8 @@ class SessionSteps(StepHolder):
         return BackgroundSteps(self._watch, stuck)
 
     def end_with(self, ended: Ended) -> None:
-        """The model has returned from the session, or raised. If somebody waits for that, the gateway is told at once, and
-        again when its steps have returned."""
+        """Reports that the model has returned from the session, or raised. If steps still run and the session was not
+        cancelled, it is reported at once, and again when they have returned."""
         if self._holds:
             self._watch.stop(self)
             if ended.kind != "cancelled":

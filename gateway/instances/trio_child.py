@@ -1,4 +1,4 @@
-"""An instance's own side whose loop is Trio's."""
+"""The side of an instance that runs the model, on a Trio loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrioChild(Child):
         describe: Callable[[Describe], tuple[ModelSpec | None, Message]],
         links: socket.socket | None = None,
     ) -> None:
-        """`links` is where those of other gateways come; None: there are none."""
+        """`links` receives the links of other gateways; default None: there are none."""
         super().__init__(pipe, describe)
         self._stream, self._links = pipe, links
         self._scopes: dict[SessionLine, trio.CancelScope] = {}
@@ -56,7 +56,7 @@ class TrioChild(Child):
             last()
             self._reading.cancel()
             self._stream.finish()
-            if self._hung_up:  # nobody reads the last words
+            if self._hung_up:  # the last messages have no reader
                 nursery.cancel_scope.cancel()
 
     async def _write(self) -> None:
@@ -74,7 +74,7 @@ class TrioChild(Child):
         self._asked.set()
         if self._stopping:
             self._stop.set()
-            if self._said is None:  # nobody waits for it any more
+            if self._said is None:  # the load is no longer wanted
                 self._life.cancel()
 
     async def _sessions(self, model: Model, loaded: Loaded) -> None:
@@ -102,7 +102,7 @@ class TrioChild(Child):
             self.link(SocketStream(end), memory)
 
     def link(self, stream: trio.abc.Stream, memory: SharedMemory | None = None) -> None:
-        """Serves one more gateway, until its stream ends. While the model is loaded."""
+        """Starts to serve one more gateway, until its stream ends. The model must be loaded."""
         self._nursery.start_soon(self._serve_link, stream, memory)
 
     async def _serve_link(self, stream: trio.abc.Stream, memory: SharedMemory | None) -> None:
@@ -125,7 +125,7 @@ class TrioChild(Child):
             await stream.aclose()
 
     async def _write_link(self, pipe: Pipe) -> None:
-        with suppress(trio.BrokenResourceError):  # its reader notices
+        with suppress(trio.BrokenResourceError):  # the reading task notices
             await pipe.write()
 
     def _start_session(self, model: Model, link: ChildLink, opened: Open) -> None:

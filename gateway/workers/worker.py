@@ -326,7 +326,7 @@ class Worker:
             case State.LOADING if not stopping:
                 return RuntimeError("load() ended its context before its model was ready")
             case State.RESTARTING if not timed_out:
-                return LoadEnded("load() ended its context, though nobody had asked it to")
+                return LoadEnded("load() ended its context by itself")
             case State.DRAINING | State.RESTARTING if timed_out:
                 return TimeoutError(f"unloading took longer than {_SHUTDOWN_SECONDS:g} s")
             case _:

@@ -223,7 +223,7 @@ async def test_what_a_model_raises_for_its_client_is_said_as_it_was(child: Make,
         (KeyboardInterrupt(), "raised", "KeyboardInterrupt: "),
         (FileNotFoundError("\udcff"), "raised", "FileNotFoundError: \ufffd"),
         (ValueError("x" * 100_000), "raised", "ValueError: " + "x" * 1988),
-        (Odd(), "raised", "Odd: its text cannot be had"),
+        (Odd(), "raised", "Odd: its text cannot be read"),
     ],
     ids=lambda value: repr(value)[:40] if not isinstance(value, Odd) else "odd",
 )

@@ -423,7 +423,7 @@ async def test_and_what_it_says_as_it_leaves_is_read_whose_log_is_told(
     [
         ([Failed("KeyError: a", "T")], RaisedThere, "KeyError: a"),
         ([Failed("KeyError: a", "T"), Failed("AttributeError: b", "U")], RaisedThere, "KeyError: a"),
-        ([Failed("", "", ended=True)], InstanceEnded, "load() ended its context, though nobody had asked it to"),
+        ([Failed("", "", ended=True)], InstanceEnded, "load() ended its context by itself"),
     ],
 )
 @pytest.mark.parametrize("dead", [True, False])
@@ -499,7 +499,7 @@ async def test_what_breaks_the_rules_ends_the_instance_and_each_session_once(
         await house.side.say(*said)
         error = await house.end()
         assert type(error) is InstanceEnded
-        assert str(error).startswith("its process was killed: what it said is no message: ValueError: ")
+        assert str(error).startswith("its process was killed: it sent something that is not a message: ValueError: ")
         assert type(await one.end()) is WorkerLost
         client.reads.set()
         assert type(await other.end()) is WorkerLost or said[0] == Ended(2)
@@ -616,7 +616,7 @@ async def test_it_cannot_have_more_replaced_than_may_be(said: list[Message], aut
         for _ in range(2):
             await begun(house)
         await house.side.say(*said)
-        assert "what it said is no message" in str(await house.end())
+        assert "it sent something that is not a message" in str(await house.end())
 
 
 @pytest.mark.parametrize("ends", ["returns", "dies"])
@@ -653,7 +653,7 @@ async def test_such_a_session_says_nothing_else(said: Any, autojump_clock: MockC
             await house.side.give(1, said)
         else:
             await house.side.say(said)
-        assert "what it said is no message" in str(await house.end())
+        assert "it sent something that is not a message" in str(await house.end())
 
 
 async def test_what_is_stuck_there_is_told_to_its_place(autojump_clock: MockClock) -> None:
@@ -755,7 +755,7 @@ async def test_a_text_that_is_none_ends_the_instance(said: Any, autojump_clock: 
         nursery.start_soon(write)
         assert await house.side.hear() == Write(2, 1, [Token(text="a")])
         await house.side.say(Returned(2, said, None))
-        assert "what it said is no message" in str(await house.end())
+        assert "it sent something that is not a message" in str(await house.end())
         await wait_all_tasks_blocked()
         assert len(caught) == 1
         with pytest.raises(WorkerLost):

@@ -502,7 +502,7 @@ async def test_a_reference_that_cannot_be_ends_the_instance(garbage: list[Any], 
             await house.side.say(*garbage)
             error = await house.end()
             assert type(error) is InstanceEnded
-            assert "what it said is no message" in str(error)
+            assert "it sent something that is not a message" in str(error)
             assert type(await exchange.end()) is WorkerLost
 
 

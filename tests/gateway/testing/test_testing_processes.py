@@ -83,12 +83,12 @@ BEFALLS: dict[str, tuple[Callable[[MemoryProcess], None], str]] = {
     "left": (lambda process: process.die(Exit(code=3)), "InstanceEnded: its process ended (exit status 3)"),
     "hung up": (MemoryProcess.hang_up, "InstanceEnded: its process ended (exit status 0)"),
     "stopped": (MemoryProcess.stop, "its loop was silent for 2 s"),
-    "no frame": (_garbage, "what it said is no message: "),
+    "no frame": (_garbage, "it sent something that is not a message: "),
     "a frame without end": (lambda process: process.spoil(struct.pack(">I", 2**32 - 1)), "a frame of 4294967299 bytes"),
     "a session that nobody opened": (said(Ended(99)), "session 99 is not open"),
     "too much credit": (said(Credit(1, 1000, 0)), "session 1: credit for what was not sent"),
     "credit below zero": (said(Credit(1, -1, 0)), "session 1: credit for what was not sent"),
-    "a message of the other side": (said(Ping(1)), "Ping is not for an instance to say"),
+    "a message of the other side": (said(Ping(1)), "Ping is not a message of an instance"),
 }  # fmt: skip
 
 

@@ -398,7 +398,7 @@ async def test_a_load_that_ends_its_own_context_is_a_crash(autojump_clock: MockC
     async with running(ModelSpec(name="m", family=Family.PARTS, load=load)) as worker:
         await trio.sleep(1.05)
         assert worker.state is State.RESTARTING
-        assert worker.reason == "LoadEnded: load() ended its context, though nobody had asked it to"
+        assert worker.reason == "LoadEnded: load() ended its context by itself"
         await trio.sleep(0.1)
         assert (worker.ready, loads) == (True, 2)
 
