@@ -49,11 +49,6 @@ def wrong_access(config: Config, environ: Mapping[str, str], where: Where = str)
         yield Problem(key=managed[0], text=text, suggestion="access.keys_file")
 
 
-def has_index(config: Config) -> bool:
-    """True if `GET /` says what the server is."""
-    return config.listen.index == "on" or (config.listen.index == "auto" and is_local(config.listen.host))
-
-
 def is_exposed(config: Config) -> bool:
     """Whether something listens that others than this machine can reach."""
     places = places_of(config.listen.host)

@@ -162,8 +162,6 @@ class ListenConfig:
     """Addresses and networks whose word on their clients' addresses is taken, and `unix` for every client of a Unix socket:
     a PROXY header, version 1 or 2, is read at the begin of their connections, and `Forwarded` or `X-Forwarded-For` in their
     requests. The log and the console show the address; it opens nothing."""
-    index: Literal["auto", "on", "off"] = "auto"
-    """Whether `GET /` names the models and where to look; auto: only if no other machine can connect."""
     backlog: Annotated[int, Meta(ge=1, le=65535)] = 2048
     """Connections that the kernel holds until they are accepted."""
     tcp_keepalive: Annotated[SecondsOrOff, Meta(le=32767)] = 60.0

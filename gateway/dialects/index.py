@@ -1,4 +1,4 @@
-"""`GET /`: what this server is, and where to look, for people and for programs."""
+"""`GET /`: tells people and programs what this server is, and where to look."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class _Index(msgspec.Struct):
 
 @final
 class IndexDialect:
-    """Answers 200 whenever anything is answered: an object with `name`, `docs`, `models` and three paths to `try`, or the
-    same as a page where the request's Accept asks for HTML, as browsers do."""
+    """Answers 200, also while the server drains: an object with `name`, `docs`, `models` and three paths to `try`. If the
+    request's Accept prefers HTML, as a browser's does, the answer is a page that says the same. It names the models that the
+    caller may list, as `GET /v2/models` does."""
 
     def __init__(self, models: ModelChoice) -> None:
         self._models = models

@@ -8,7 +8,6 @@ from typing import Protocol
 from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.repository import Repository
 from gateway.config import Config
-from gateway.config.exposure import has_index
 from gateway.core.route import Row
 from gateway.dialects.aws.bidi import BidiDialect
 from gateway.dialects.aws.container import ContainerDialect
@@ -71,7 +70,7 @@ def rows(
         V2ControlDialect(tensors, control, repository),
     )
     dialects: list[_Dialect] = [
-        *([IndexDialect(models)] if has_index(config) else ()),
+        IndexDialect(models),
         management,
         openai,
         container,

@@ -27,8 +27,7 @@ def which_model(url: str) -> str:
 
 
 def names_at(url: str) -> list[str]:
-    """The models that the index of a server in clear names (`listen.index`); none if it has no index or does not answer
-    within a second."""
+    """The models that `GET /` of a server in clear names; none if it demands a key, or does not answer within a second."""
     try:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:

@@ -333,7 +333,7 @@ def test_config_prints_what_is_in_force_and_where_it_was_set(tmp_path: Path) -> 
     assert 'factory = "app:lm"  # everywire.toml:2\n' in result.output
     assert tomllib.loads(result.output)["listen"] == {
         "host": "127.0.0.1", "port": 9000, "tls_port": 8443, "bidi_port": -1, "grpc_port": -1,
-            "unix_mode": "660", "trusted_proxies": [], "index": "auto",
+            "unix_mode": "660", "trusted_proxies": [],
         "backlog": 2048, "tcp_keepalive": 60.0, "processes": 1,
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from models.adapt import spec_of
 from models.library.echo import Echo
 from models.library.tensors import identity
 from protocols.events import End, Head, Request
+from tests.gateway.access.asked import BEARER, alice, asking, keys_of
+from tests.gateway.access.asked import config as asked_for
 from tests.gateway.wires.test_asgi import Server, served
 
 WIRES = ["http1", "http2"]
@@ -68,25 +71,22 @@ async def test_a_browser_is_given_a_page(method: bytes, accept: bytes) -> None:
             assert b"<li>echo</li>" in body
 
 
-@pytest.mark.parametrize(
-    ("listen", "there_is_one"),
-    [
-        (ListenConfig(), True),
-        (ListenConfig(host=("localhost", "unix:/run/x.sock")), True),
-        (ListenConfig(index="off"), False),
-        (ListenConfig(host="0.0.0.0"), False),
-        (ListenConfig(host="0.0.0.0", index="on"), True),
-    ],
-)
-async def test_it_is_there_where_no_other_machine_can_connect_or_as_it_is_set(
-    listen: ListenConfig, there_is_one: bool
-) -> None:
-    async with memory_gateway([spec_of(Echo(), "echo")], config=Config(listen=listen)) as there:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", ("localhost", "unix:/run/x.sock")])
+async def test_it_is_there_wherever_the_server_listens(host: str | tuple[str, ...]) -> None:
+    async with memory_gateway([spec_of(Echo(), "echo")], config=Config(listen=ListenConfig(host=host))) as there:
         status, _, body = await get(there.http1())
-        if there_is_one:
-            assert (status, json.loads(body)["models"]) == (200, ["echo"])
-        else:
-            assert (status, json.loads(body)) == (404, {"error": "no such path: /"})
+        assert (status, json.loads(body)["models"]) == (200, ["echo"])
+
+
+async def test_it_names_the_models_that_the_caller_may_list_and_no_others(tmp_path: Path) -> None:
+    file = keys_of(tmp_path, alice("models=e*"))
+    async with asking("http1", asked_for(file)) as (_, ask):
+        assert (await ask("GET", "/"))[0] == 401
+        status, _, page = await ask("GET", "/", (*BEARER, (b"accept", FIREFOX)))
+        assert (status, [name for name in (b"echo", b"id", b"lm") if b"<li>%b</li>" % name in page]) == (200, [b"echo"])
+    async with asking("http1", asked_for(file, open=("metadata",))) as (_, ask):
+        told, listed = [json.loads((await ask("GET", path))[2])["models"] for path in ("/", "/v2/models")]
+        assert told == listed == ["echo", "id", "lm"]
 
 
 async def test_what_it_names_is_there() -> None:
