@@ -60,8 +60,8 @@ The variables that SageMaker gives to a container set what nothing else sets:
 {_VARIABLES}
 - `{SAFE_PORT_RANGE}`, such as `9000-9999` with both ends, sets nothing: every port that is opened beside
   `listen.port` must be in it.
-- Where one of them is set, or there is a folder `{MODEL_FOLDER}` or `{MODEL_FOLDERS}`, {_CONTAINER}:
-  SageMaker calls from outside the container, and kills it 30 s after SIGTERM.
+- If one of them is set, or a folder `{MODEL_FOLDER}` or `{MODEL_FOLDERS}` exists, {_CONTAINER}: SageMaker calls
+  from outside the container, and kills it 30 s after SIGTERM.
 
 An empty variable is one that is not set.
 """

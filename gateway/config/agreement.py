@@ -1,4 +1,4 @@
-"""Whether the values of a configuration, each right alone, agree with one another."""
+"""Checks that the values of a configuration, each valid alone, agree with one another."""
 
 from __future__ import annotations
 

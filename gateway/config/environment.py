@@ -1,4 +1,4 @@
-"""What SageMaker and LMI say in the environment of a container: defaults, ports, and OPTION_* in our words."""
+"""Settings from the environment of SageMaker's and LMI's containers: defaults, ports, and OPTION_* as settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAFE_PORT_RANGE = "SAGEMAKER_SAFE_PORT_RANGE"
 _SIGNS = (BIND_TO_PORT, MULTI_MODEL, SAFE_PORT_RANGE)
 
 MODEL_FOLDER, MODEL_FOLDERS = Path("/opt/ml/model"), Path("/opt/ml/models")
-"""Where SageMaker puts the model of a container, or its models: it is there though no variable may be."""
+"""The folders of a container's model, or models, in SageMaker. They exist even if no variable is set."""
 
 VARIABLES: Mapping[str, Key] = {BIND_TO_PORT: ("listen", "port"), MULTI_MODEL: ("sagemaker", "multi_model")}
 """The setting that each variable gives."""
@@ -29,7 +29,7 @@ CONTAINER_DEFAULTS: Mapping[Key, str] = {
     # and kills it 30 s after SIGTERM.
     ("drain", "timeout"): "20",
 }
-"""What is not said elsewhere, where any of SageMaker's variables is set or one of its folders is there."""
+"""Defaults if one of SageMaker's variables is set or one of its folders exists."""
 
 
 def container_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]]:
@@ -44,13 +44,14 @@ def container_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, s
 
 
 def sign_of(environ: Mapping[str, str]) -> str:
-    """The variable or the folder by which this is a container of SageMaker's; empty where there is none."""
+    """The variable or the folder that marks a SageMaker container; empty if there is none."""
     folders = (str(folder) for folder in (MODEL_FOLDER, MODEL_FOLDERS) if folder.is_dir())
     return next((name for name in _SIGNS if environ.get(name)), "") or next(folders, "")
 
 
 def wrong_ports(environ: Mapping[str, str], ports: Mapping[str, int], where: Where) -> Iterator[Problem]:
-    """Each port, other than SageMaker's own, outside the range that the environment allows; a range that is none."""
+    """Each port, other than SageMaker's own, outside the range that the environment allows, or the range itself if it is
+    invalid."""
     text = environ.get(SAFE_PORT_RANGE, "")
     if not text:
         return
@@ -96,7 +97,7 @@ def option_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]
 
 
 def unserved_options(environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Each variable that asks for what is not served."""
+    """Each variable that asks for something that is not served."""
     variables = _variables(environ)
     for option, reason in UNSERVED.items():
         if is_true(text := environ.get(variables.get(option, ""), "")):
@@ -110,7 +111,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_our_words(options: Mapping[str, str]) -> dict[str, str]:
-    """Those of LMI's options that are settings, with their values as the settings have them; an empty one is not set."""
+    """LMI's options that are settings, with their values in the settings' form; an empty one is not set."""
     said = {option: text for option in OPTIONS if (text := options.get(option, "").strip())}
     if said.get("enable_streaming") == "huggingface":  # which of its streamers LMI is to use
         said["enable_streaming"] = "true"
@@ -120,5 +121,5 @@ def in_our_words(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_true(text: str) -> bool:
-    """Whether an option is set to true."""
+    """True if an option is set to true."""
     return text.strip().lower() in ("true", "1")

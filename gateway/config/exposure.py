@@ -1,4 +1,4 @@
-"""Who may call what listens: the ways in that are set, and what is wrong, or worth a warning, where everybody may."""
+"""Checks who may call the server: the proofs that it demands, and the problems and warnings if it demands none."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from gateway.config.tree import Config
 
 
 def closes(config: Config) -> bool:
-    """Whether a request needs a way in: a key, and unless `access.unsigned` says otherwise, a signature or a certificate
-    that is required."""
+    """True if a request needs a key or, unless `access.unsigned` is true, a signature or a required certificate."""
     if config.access.keys_file:
         return True
     required = config.tls.client_ca and config.tls.client_certificate == "required"
@@ -25,13 +24,13 @@ UNVERIFIED = "Request signatures are not verified: any client that reaches this 
 
 
 def verifies_nothing(config: Config) -> bool:
-    """True if every client that reaches the server can call it, so that UNVERIFIED is to be said."""
+    """True if every client that reaches the server can call it, so that UNVERIFIED is said."""
     return not config.sagemaker.sigv4.credentials and not closes(config)
 
 
 def wrong_access(config: Config, environ: Mapping[str, str], where: Where = str) -> Iterator[Problem]:
-    """A problem where everybody on a network could manage the models, or a page of any site call them, and nobody has said
-    that they may."""
+    """A problem if everybody on a network could manage the models, or a page of any site could call them, and no setting
+    permits that."""
     access = config.access
     if "*" in access.origins and not (access.keys_file or access.public):
         text = (
@@ -50,14 +49,14 @@ def wrong_access(config: Config, environ: Mapping[str, str], where: Where = str)
 
 
 def is_exposed(config: Config) -> bool:
-    """Whether something listens that others than this machine can reach."""
+    """True if other machines can reach a listener of the server."""
     places = places_of(config.listen.host)
     listens = bool(open_ports(config)) or any(not isinstance(place, Host) for place in places)
     return listens and not is_local(config.listen.host)
 
 
 def warnings(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, dict[str, object]]]:
-    """What an operator is to know when the server starts: each a line of the log, and its fields."""
+    """Warnings for the operator at the start, each a line of the log and its fields."""
     tls, access = config.tls, config.access
     if is_exposed(config) and not closes(config) and not access.public and not sign_of(environ):
         hint = "set access.keys_file, or access.public = true where everybody may"

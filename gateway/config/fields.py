@@ -1,4 +1,4 @@
-"""What the tree of `gateway.config` says of each setting: its path, its unit, what it may be, and what it means in words."""
+"""Reads from the tree of `gateway.config` each setting's path, unit, allowed values and meaning in words."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gateway.config.text import Key, dotted
 from gateway.config.tree import Config, Unit
 
 MOST = 2**63 - 1
-"""Of what has no bound of its own: what TOML can write."""
+"""The upper bound of settings without their own: the largest number that TOML can write."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What may name the sections of a table, such as the models."""
+    """The rule for the names of a table's sections, such as the models."""
 
     of: str
-    """What is named, with its article."""
+    """The thing that is named, with its article."""
     placeholder: str
     """Stands for such a name in a text."""
     pattern: str
@@ -42,11 +42,11 @@ class Setting:
     path: Key
     unit: Unit
     type: Any
-    """As the field is annotated, where the model does not say it itself."""
+    """The field's annotation, without the None that leaves the value to the model."""
     default: Any
-    """None where there is none."""
+    """None if there is none."""
     computed: str = ""
-    """What the default is in words, where `default` is only what it is on this machine, or None."""
+    """The default in words, if `default` is only its value on this machine, or None."""
     choices: tuple[str, ...] = ()
     low: float = 0
     high: float = MOST
@@ -135,7 +135,7 @@ _UNITS: Mapping[Any, Unit] = {
     IntType: Unit.COUNT,
     DictType: Unit.TABLE,
 }
-"""Of the types whose annotations need not say it."""
+"""The units of types whose annotations need not name one."""
 
 
 def _setting(section: type[Any], path: Key, hint: Any, field: dataclasses.Field[Any]) -> Setting:
@@ -165,7 +165,7 @@ def _setting(section: type[Any], path: Key, hint: Any, field: dataclasses.Field[
 
 
 def _said(hint: Any) -> tuple[Any, dict[str, Any]]:
-    """What msgspec reads of an annotation: the type with its range, and what it leaves to us."""
+    """msgspec's reading of an annotation: the type with its range, and the fields that msgspec leaves to us."""
     info = type_info(hint)
     return (info.type, info.extra or {}) if isinstance(info, Metadata) else (info, {})
 
@@ -210,19 +210,19 @@ def spelt(path: Key) -> str:
 
 
 def said_of(kind: type[Any], *sections: Any) -> dict[str, Any]:
-    """What sections say of a class of another package: by the names of its fields, and None says nothing."""
+    """The values that sections set of another package's class, by the names of its fields; None sets nothing."""
     names = {field.name for field in dataclasses.fields(kind)}
     said = {field.name: getattr(section, field.name) for section in sections for field in dataclasses.fields(section)}
     return {name: value for name, value in said.items() if name in names and value is not None}
 
 
 def section_help(path: Key) -> str:
-    """What a section is about; its line breaks are those of the source."""
+    """The description of a section, with the line breaks of the source."""
     return inspect.cleandoc(_section(path).__doc__ or "")
 
 
 def setting_help(path: Key) -> str:
-    """What a setting means, on one line."""
+    """The description of a setting, on one line."""
     return _helps(path[:-1]).get(path[-1], "")
 
 

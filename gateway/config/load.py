@@ -75,12 +75,12 @@ class Resolved:
 
 
 def load(*, file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Config:
-    """The configuration: defaults, then `file` (TOML), then `environ` (`EVERYWIRE_SECTION__KEY`), then `overrides`
-    (dotted keys, as in `models."my.model".capacity`).
+    """The configuration: defaults, then `file` (TOML), then `environ` (`EVERYWIRE_SECTION__KEY`), then `overrides` (dotted
+    keys, as in `models."my.model".capacity`).
 
-    Text from the environment or an override is read as its setting's type. What none of these sets, the variables of a
-    SageMaker container may set, and those of LMI's, OPTION_*. Raises ConfigError for a file that cannot be read, a key that
-    is no setting, a value of the wrong type or out of its range, and values that contradict one another.
+    Text from the environment or an override is read as its setting's type. The variables of a SageMaker container, and LMI's
+    OPTION_*, set only values that none of these sets. Raises ConfigError for a file that cannot be read, an unknown key, a
+    value of the wrong type or out of its range, and values that contradict one another.
     """
     return resolve(file=file, environ=environ, overrides=overrides).config
 
@@ -140,8 +140,8 @@ def _is_the_folders(key: Key) -> bool:
 
 
 def model_values(table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What a table says of a model, in the keys of a section `[models.NAME]`, each checked as it is there: fields of a
-    ModelConfig, but of `process` those of its fields that are said. ConfigError names `source` and the key."""
+    """The values of a model's table, whose keys are those of `[models.NAME]`, checked by the same rules: fields of a
+    ModelConfig, but of `process` only the fields that the table sets. ConfigError names `source` and the key."""
     tree: dict[str, Any] = {"factory": ""}
     for path, value in _leaves(table, ("models", "NAME")):
         key, shape = path[2:], template(path)
@@ -252,7 +252,8 @@ class _Values:
         return {dotted(path): source for path, (_, source) in self._set.items()}
 
     def missing(self) -> Iterator[Problem]:
-        """What must be set in a section that somebody named, and is not; not of one with something wrong inside."""
+        """Required settings that are missing in a section that somebody named, unless something inside the section is
+        wrong."""
         for path, source in self._names.items():
             if any(broken[: len(path)] == path for broken in self._broken):
                 continue
@@ -345,7 +346,7 @@ def _words(path: Key) -> set[str]:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], Mapping[Key, int]]:
-    """What a file says, and the lines that say it."""
+    """The content of a file, and the line of each value."""
     try:
         text = file.read_text(encoding="utf-8")
         return tomllib.loads(text), lines_of(text)
@@ -389,7 +390,7 @@ def _environment_path(name: str) -> Key:
 
 
 def _service_link(name: str, value: str) -> bool:
-    """Whether Kubernetes set this: a Service named everywire puts EVERYWIRE_PORT=tcp://... and the like into each pod."""
+    """True if Kubernetes set this: a Service named everywire puts EVERYWIRE_PORT=tcp://... and the like into each pod."""
     return "__" not in name and bool(
         re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", name)
         or (name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value))
@@ -464,7 +465,7 @@ def converted(setting: Setting, value: Any, *, text: bool) -> Any:
     known = [field.name for field in dataclasses.fields(TensorConfig)]
     if unknown := [name for table in value for name in table if name not in known]:
         raise ValueError(f"a tensor has {', '.join(known)}; not {show(unknown[0])}")
-    return value  # what the tables mean is the model's to judge
+    return value  # the model judges the meaning of the tables
 
 
 _TABLES_AND_LISTS = frozenset((
@@ -473,7 +474,7 @@ _TABLES_AND_LISTS = frozenset((
 
 
 def _fits(setting: Setting, value: Any) -> bool:
-    """Whether a value of the right type, and in its range, is allowed otherwise."""
+    """True if a value of the right type and range is allowed by the setting's other rules."""
     match setting.unit:
         case Unit.COUNT | Unit.NUMBER | Unit.BYTES | Unit.SECONDS:
             return bool(value <= MOST)

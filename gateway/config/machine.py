@@ -1,4 +1,5 @@
-"""What the machine has for this process: memory and cores, less where its control group, such as a container's, has less.
+"""Memory and cores that this process may use: the machine's, or less if its control group, such as a container's, allows
+less.
 
 Files of control groups are as Linux documents them: version 2 in Documentation/admin-guide/cgroup-v2.rst (memory.max,
 cpu.max), version 1 in cgroup-v1/memory.rst (memory.limit_in_bytes) and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
@@ -16,20 +17,20 @@ _ROOT = Path("/")
 
 @cache
 def usable_memory() -> int:
-    """Bytes of memory that this process may use. It is found out once: what comes of it lasts as long as the process."""
+    """Bytes of memory that this process may use, measured once."""
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits(_ROOT)])
 
 
 @cache
 def usable_cores() -> int:
-    """Cores that this process may keep busy, at least 1: a quota of two and a half is two."""
+    """Cores that this process may keep busy, at least 1 and rounded down, measured once."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([affinity, *core_limits(_ROOT)])))
 
 
 def memory_limits(root: Path) -> Iterator[int]:
-    """The bytes that each control group which this process is in may use, where it has a limit. `root` is where the file
-    system begins. What cannot be read, or is no number, is no limit."""
+    """The memory limit, in bytes, of each control group of this process that has one. `root` is the root of the file system.
+    An unreadable or invalid value is no limit."""
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             if (limit := _number(_read(folder / name))) is not None:
@@ -37,7 +38,8 @@ def memory_limits(root: Path) -> Iterator[int]:
 
 
 def core_limits(root: Path) -> Iterator[float]:
-    """The same, of the cores that each of them may keep busy: its quota of time in each period."""
+    """The cores that each control group of this process may keep busy, if it has a quota: its quota of time in each
+    period."""
     for folder in _folders(root, "cpu"):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         pairs = [(quota, period), (_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))]
@@ -61,7 +63,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         else:
             continue
         inner = PurePosixPath(path.lstrip("/"))
-        if ".." not in inner.parts:  # of a group outside of what this process sees
+        if ".." not in inner.parts:  # a path with .. is of a group that this process cannot see
             yield from (mount / part for part in (inner, *inner.parents))
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and the one error that says so."""
+"""Problems of a configuration, and ConfigError, which reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with a configuration. What does not apply to it is empty."""
+    """One problem of a configuration. Fields that do not apply are empty."""
 
     text: str
     """All of it in one line, for the operator."""
@@ -24,8 +24,8 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. The text is one line for the operator: the source, the setting, what was
-    expected and what came; of several problems the first, and how many more there are."""
+    """The configuration cannot be used. The text is one line for the operator: the source, the setting, the expected value
+    and the given one. If there are several problems, it has the first one and the number of others."""
 
     def __init__(self, problem: str | Problem, *others: Problem) -> None:
         first = Problem(text=problem) if isinstance(problem, str) else problem
@@ -34,4 +34,4 @@ class ConfigError(Exception):
 
 
 class FolderMissing(ConfigError):
-    """The folder of the model to be served is not there."""
+    """The folder of the model to be served does not exist."""

@@ -1,4 +1,5 @@
-"""A model's serving.properties, as LMI's containers have it beside the model: what each of its keys does here."""
+"""Reads a model's serving.properties, which LMI's containers have beside the model, and applies the keys that have an effect
+here."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def parse_properties(data: bytes | str) -> dict[str, str]:
-    """The keys of a document with their values, the last one of each. Bytes are ISO-8859-1, as for `load(InputStream)`,
-    where other characters are escaped; text is what `load(Reader)` is given. ValueError names the line of an escape that
-    is none, which is all that can be wrong."""
+    """The keys of a document with their values; of a repeated key the last value. Bytes are ISO-8859-1 with escapes for
+    other characters, as for `load(InputStream)`; text is as for `load(Reader)`. ValueError names the line of an invalid
+    escape, the only possible error."""
     text = data.decode("latin-1") if isinstance(data, bytes) else data
     return dict(_pair(line, number) for number, line in _logical_lines(text))
 
@@ -53,7 +54,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _pair(line: str, number: int) -> tuple[str, str]:
     match = _PAIR.fullmatch(line)
-    assert match is not None  # whatever the line is: nothing in the pattern must be there, and `.` is any character
+    assert match is not None  # it matches any line: each part is optional, and `.` is any character
     key, value = (_unescaped(part, number) for part in match.groups())
     return key, value
 
@@ -82,10 +83,10 @@ _MOST = 2**31 - 1  # an int of Java
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Number:
-    """A whole number that says how a model is served."""
+    """A whole number about how a model is served."""
 
     key: str
-    """That of model.toml which is the same."""
+    """The equivalent key of model.toml."""
     low: int = 1
     scale: int = 1
 
@@ -98,7 +99,7 @@ NUMBERS: Mapping[str, _Number] = {
 }
 
 KNOWN = frozenset({*NUMBERS, *(_OPTION + name for name in (*OPTIONS, *UNSERVED, "async_mode"))})
-"""The keys that do something; all others may be there, and do nothing."""
+"""The keys that have an effect; all others are allowed and ignored."""
 
 
 _OWN = frozenset(key.removeprefix(_OPTION) for key in KNOWN if key.startswith(_OPTION))
@@ -108,19 +109,19 @@ _ALIKE = 0.88  # one letter too many, missing or wrong; `max_rolling_batch_prefi
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingProperties:
-    """What a serving.properties says."""
+    """The content of a serving.properties."""
 
     options: Mapping[str, str]
-    """X for each `option.X`, in lower case; the values as they are."""
+    """X for each `option.X`, in lower case, with its unchanged value."""
     served: Mapping[str, Any]
     """How the model is served, by the keys of model.toml."""
     ignored: tuple[str, ...]
-    """The keys that do nothing here."""
+    """The keys without effect here."""
 
 
 def read_properties(data: bytes) -> ServingProperties:
-    """Reads a serving.properties. For a mistake ValueError, which names the line, or ConfigError, which names the key: what
-    is expected and what came."""
+    """Reads a serving.properties. A mistake raises ValueError, which names the line, or ConfigError, which names the key,
+    the expected value and the given one."""
     properties = {_named(key): value for key, value in parse_properties(data).items()}
     options = {key.removeprefix(_OPTION): value for key, value in properties.items() if key.startswith(_OPTION)}
     text_options(LMIConfig(), options)
@@ -132,7 +133,7 @@ def read_properties(data: bytes) -> ServingProperties:
 
 
 def _named(key: str) -> str:
-    """OPTION_ENTRYPOINT of the environment cannot say option.entryPoint, which is why the case of an option says nothing."""
+    """Option names in lower case: OPTION_ENTRYPOINT of the environment cannot express option.entryPoint."""
     return key.lower() if key.startswith(_OPTION) else key
 
 
@@ -144,11 +145,11 @@ def _number(key: str, number: _Number, text: str) -> int:
 
 
 def text_options(config: LMIConfig, options: Mapping[str, str]) -> LMIConfig:
-    """The server's section with what a model's own options say in its place: `output_formatter`, `tgi_compat`,
-    `rolling_batch`, `enable_streaming` (`huggingface` is true), each by its name in lower case. An empty option is not set.
+    """The server's section, overridden by a model's own options: `output_formatter`, `tgi_compat`, `rolling_batch`,
+    `enable_streaming` (`huggingface` is true), by their names in lower case. An empty option is not set.
 
-    ConfigError names the key for a value that is none, for an option that asks for what is not served, and for one that is
-    no option but written nearly as one of these: other keys are the model's own.
+    ConfigError names the key for an invalid value, for an option whose effect is not served, and for an unknown option whose
+    name is close to one of these. Other keys are the model's own.
     """
     for option, reason in UNSERVED.items():
         if is_true(options.get(option, "")):
@@ -163,8 +164,8 @@ def text_options(config: LMIConfig, options: Mapping[str, str]) -> LMIConfig:
 def _value(option: str, text: str) -> str | bool:
     setting = SETTINGS[OPTIONS[option]]
     try:
-        value: str | bool = converted(setting, text, text=True)  # as it is of the environment
+        value: str | bool = converted(setting, text, text=True)  # text, as in the environment
     except msgspec.ValidationError:
-        expected = setting.expected.replace('"", ', "")  # an empty option is none
+        expected = setting.expected.replace('"", ', "")  # an empty option is not set
         raise ConfigError(f"{_OPTION}{option} must be {expected}, not {show(text)}") from None
     return value

@@ -1,4 +1,4 @@
-"""The schema of the configuration's TOML as a JSON schema, for editors and for whoever writes such files by program."""
+"""The schema of the configuration's TOML as a JSON schema, for editors and for programs that write such files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _REFERENCE = "#/definitions/{name}"
 
 
 def json_schema() -> dict[str, Any]:
-    """Every setting with its type, its default, its range and what it means. What it refuses is wrong; of what it lets pass
-    a little is wrong still: a size or a duration written with its unit is out of its range, or two values contradict one
+    """Every setting with its type, its default, its range and its meaning. A file that it refuses is invalid. A file that it
+    accepts may still be invalid: a size or duration with a unit out of its range, or two values that contradict one
     another."""
     schema: dict[str, Any] = {
         "$schema": DIALECT,
@@ -36,7 +36,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _section(node: dict[str, Any], path: Key) -> dict[str, Any]:
-    """The table at a path, which is made on the way."""
+    """The table at a path, made if it is missing."""
     for n, name in enumerate(path):
         node = node["properties"].setdefault(name, _table("")) if name != "*" else _named(node, path[:n])
         node["description"] = node["description"] or " ".join(section_help(path[: n + 1]).split())
@@ -65,7 +65,7 @@ def _value(setting: Setting) -> dict[str, Any]:
 
 
 def _form(setting: Setting) -> dict[str, Any]:
-    """What msgspec says of the type, and what it does not know: units, patterns, the order of choices."""
+    """msgspec's schema of the type, with units, patterns and the order of choices, which msgspec does not know."""
     ((form,), _) = msgspec.json.schema_components([setting.type], ref_template=_REFERENCE)
     match setting.unit:
         case Unit.BYTES:

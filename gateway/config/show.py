@@ -1,4 +1,4 @@
-"""A configuration for a reader: every setting with its value and where it was set, as TOML or for a program."""
+"""A configuration for a reader: every setting with its value and its source, as TOML or for a program."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from gateway.config.text import Key, dotted, plain, toml, without_secrets, writt
 from gateway.config.tree import Config, TensorConfig, Unit
 
 DEFAULT = "default"
-"""The source of what nobody set."""
+"""The source of a value that nobody set."""
 
 
 def to_toml(resolved: Resolved, *, changed: bool = False, masked: bool = False) -> str:
-    """The whole configuration as TOML that `load` reads back to the same, each value that was set with its source; where
-    `changed` is true those values alone. Where secrets are `masked`, they do not come back, and their lines say so."""
+    """The whole configuration as TOML, each set value with its source; `load` reads it back to the same. If `changed` is
+    true, only values that were set. If `masked` is true, secrets are hidden and cannot be read back; their lines have a
+    note."""
     sections: dict[Key, list[str]] = {}
     for path, value in _each(resolved.config, ()):
         source = resolved.sources.get(dotted(path), "")
@@ -40,7 +41,7 @@ def to_toml(resolved: Resolved, *, changed: bool = False, masked: bool = False) 
 
 
 def to_comments(said: Iterable[tuple[Key, Any, str]], *, masked: bool = False) -> str:
-    """Values that other files say, each with the file, as comments of TOML: they are no part of the configuration."""
+    """Values from other files, each with its file, as comments of TOML: they are not part of the configuration."""
     lines = []
     for path, value, source in said:
         shown = without_secrets(path, value) if masked else value
@@ -51,9 +52,9 @@ def to_comments(said: Iterable[tuple[Key, Any, str]], *, masked: bool = False) -
 def to_json(
     resolved: Resolved, said: Iterable[tuple[Key, Any, str]] = (), *, changed: bool = False, masked: bool = False
 ) -> dict[str, Any]:
-    """The same for a program, by the keys of the settings: each a `value`, in bytes or seconds where it is a size or a
-    duration and null where it is the model's own, and a `source`, which is "default" where nobody set it. `said` is what
-    other files say."""
+    """The whole configuration for a program, by the keys of the settings. Each has a `value`: bytes for a size, seconds for
+    a duration, null for the model's own. Each has a `source`, "default" if nobody set it. `said` has the values of other
+    files."""
     told: dict[str, Any] = {}
     for path, value in _each(resolved.config, ()):
         source = resolved.sources.get(dotted(path), DEFAULT)
@@ -87,7 +88,7 @@ def _each(section: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:
 
 
 def _of_each(path: Key, value: Any, config: Config) -> str:
-    """What one of several processes has of a value that is of all together; empty where there is one process."""
+    """One process's share of a value that several processes share, in words; empty if there is one process."""
     if path not in DIVIDED or (n := processes_of(config)) == 1:
         return ""
     return f"each of {n} processes has {written(SETTINGS[path].unit, share_of(value, n)).strip(chr(34))}"
@@ -106,7 +107,7 @@ def _tables(tensors: tuple[TensorConfig, ...]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: a date or a time of TOML is text, and so is a number that JSON has not."""
+    """A value in JSON's types. Dates and times of TOML become text, and so do numbers that JSON lacks."""
     match value:
         case dict():
             return {name: _plain(item) for name, item in value.items()}

@@ -45,7 +45,7 @@ def _scaled(text: str, scales: Mapping[str, Decimal]) -> Decimal:
 
 
 def written_size(size: int) -> str:
-    """A size as TOML, with the largest binary unit that divides it; without one where it has more digits than
+    """A size as TOML, with the largest binary unit that divides it, or without a unit if it has more digits than
     `parse_size` reads."""
     for name in ("GiB", "MiB", "KiB"):
         if 0 < size < 10**15 and size % _SCALES[name.lower()] == 0:
@@ -54,7 +54,7 @@ def written_size(size: int) -> str:
 
 
 def toml_value(text: str) -> Any:
-    """What TOML would read; the text itself where TOML reads nothing, so that a word needs no quotes."""
+    """The value that TOML reads, or the text itself if it is not TOML, so that a word needs no quotes."""
     try:
         document = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):

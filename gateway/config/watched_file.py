@@ -1,4 +1,4 @@
-"""WatchedFile: a small file that is read when the server starts, and again once it has changed."""
+"""WatchedFile: a small file that is read when the server starts, and again after it has changed."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import final
 
 @final
 class WatchedFile:
-    """A file by its path. What it holds is its reader's to keep, and what was wrong with it is not read a second time."""
+    """A file by its path. The reader keeps its content. An invalid file is not read again until it changes."""
 
     def __init__(self, path: str, largest: int) -> None:
-        """Of more than `largest` bytes not all are read, and one more: enough to tell."""
+        """Reads return at most `largest` bytes and one more, which shows that the file is too large."""
         self.path = path
         self._largest = largest
         self._stamp: tuple[int, ...] = ()
 
     @property
     def changed(self) -> bool:
-        """Whether it is another than `read` has read, or is there again, or no more."""
+        """True if the file was changed, created or removed since `read`."""
         return self._look() != self._stamp
 
     @property
     def read_by_others(self) -> bool:
-        """Whether its mode lets everybody, or its group, read it."""
+        """True if the file's mode lets its group or everybody read it."""
         try:
             return bool(stat.S_IMODE(os.stat(self.path).st_mode) & (stat.S_IRGRP | stat.S_IROTH))
         except OSError:
             return False
 
     def read(self) -> bytes:
-        """What it holds now. OSError."""
+        """The content of the file now. Raises OSError."""
         self._stamp = self._look()  # before: what changes meanwhile has changed since
         with Path(self.path).open("rb") as file:
             return file.read(self._largest + 1)

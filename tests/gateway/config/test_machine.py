@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from gateway.catalog import process_model
-from gateway.config import LimitsConfig, ModelConfig, ProcessConfig, RepositoryConfig, machine
+from gateway.config import (
+    Config,
+    LimitsConfig,
+    ListenConfig,
+    ModelConfig,
+    ProcessConfig,
+    RepositoryConfig,
+    machine,
+    share,
+)
 from gateway.config.machine import core_limits, memory_limits, usable_cores, usable_memory
 
 GiB = 1024**3
@@ -104,6 +113,13 @@ def test_the_least_of_all_is_what_may_be_used(tmp_path: Path, monkeypatch: pytes
 
 def test_the_defaults_are_a_quarter_of_it() -> None:
     assert LimitsConfig().total_bytes == RepositoryConfig().memory == usable_memory() // 4
+
+
+def test_as_many_processes_serve_as_the_quota_has_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_ROOT", machine_of(tmp_path, "0::/", {"cpu.max": "250000 100000"}))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(share, "usable_cores", usable_cores.__wrapped__)
+    assert share.processes_of(Config(listen=ListenConfig(processes=0))) == 2
 
 
 def test_the_threads_of_processes_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import pytest
 from gateway.cli.serve import make_gateway
 from gateway.config import Config, ListenConfig, RepositoryConfig
 from gateway.config.load import Resolved, resolve
+from gateway.config.machine import usable_cores
 from gateway.config.problem import ConfigError
-from gateway.config.share import configuration_of_each, processes_of, usable_cores
+from gateway.config.share import configuration_of_each, processes_of
 from gateway.config.show import to_json, to_toml
 from gateway.gateway import Gateway
 from gateway.serving.ports import Ports
