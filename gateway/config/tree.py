@@ -764,8 +764,8 @@ class ProcessConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A model: its code, and how much of it runs at once. If the factory gives a ModelSpec, that has the values of all
-    settings without a value here."""
+    """A model: its code, and how much of it runs at once. If the factory gives a ModelSpec, its values are the defaults.
+    Otherwise they are the values that the texts name."""
 
     factory: Factory
     """`module:attribute`: a function, an async or sync generator, a class with `__call__`, or a ModelSpec. Or the name of a

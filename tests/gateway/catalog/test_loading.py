@@ -63,7 +63,7 @@ def test_what_the_configuration_sets_holds_also_where_it_is_the_usual_number() -
 
 def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     assert numbers("plain") == [64, 1000, 0.0, 240.0]
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "configuration.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "configuration-models.md").read_text()
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
     batching = {field.name for field in fields(BatchingConfig)}
     others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes", "body_bytes"}
