@@ -234,10 +234,8 @@ class Instance:
 
     async def run(self, first: Sequence[Message], ready: Callable[[], None], worn: Callable[[], None]) -> NoReturn:
         """Sends the messages `first`, loads the model, calls `ready`, and serves. Calls `worn` if it has to be replaced.
-
-        Ends only by an error: RaisedThere or MemoryError if the model's code has ended it, InstanceEnded if the process has
-        ended, or the error given to `fail`. If this is cancelled, the model has 4.5 seconds to leave its `load()`, and is
-        then killed."""
+        Ends only by an error: RaisedThere or MemoryError if the model's code has ended it, InstanceEnded if the process has,
+        or that of `fail`. If cancelled, it gives the model 4.5 seconds to leave its `load()`, and then kills it."""
         stream = self.process.stream()
         self._pipe, self._on_ready = Pipe(stream, self._frames, self.process.memory), ready
         self._on_worn = worn
