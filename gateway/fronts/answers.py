@@ -174,6 +174,10 @@ class ParentAnswers:
 
     # -- models ------------------------------------------------------------------------------------------------------
 
+    async def serving(self) -> list[ModelView]:
+        """The models in service, and those that could be loaded."""
+        return (await self.models()).models
+
     async def models(self) -> ModelsView:
         """Every model there is, with the sums of all fronts."""
         told: dict[FrontLink, ModelsView] = await self._ask_all("models", ModelsView)

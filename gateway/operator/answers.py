@@ -26,6 +26,7 @@ from gateway.operator.views import (
     blocked_slots,
     matches,
     models_of,
+    serving_of,
     versions_of,
     view_of_incident,
     view_of_model,
@@ -68,6 +69,10 @@ class Answers(Protocol):
 
     async def stats(self) -> StatsView:
         """The figures of now."""
+        ...
+
+    async def serving(self) -> list[ModelView]:
+        """The models in service."""
         ...
 
     async def models(self) -> ModelsView: ...
@@ -141,6 +146,10 @@ class GatewayAnswers:
         return await stats_of(self._gateway, time.monotonic() - self._began)
 
     # -- models ------------------------------------------------------------------------------------------------------
+
+    async def serving(self) -> list[ModelView]:
+        """The models in service."""
+        return serving_of(self._gateway)
 
     async def models(self) -> ModelsView:
         """Every model there is."""

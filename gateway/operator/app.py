@@ -73,7 +73,7 @@ def app_of(answers: Answers, access: Access | None = None) -> Starlette:
     """The same, by whoever has the answers."""
     access = access or Access(answers.place.config.operator)
     answers.operate()
-    history = History(answers.stats)
+    history = History(answers.stats, answers.serving)
     answers.place.each_second(history.second)
     return _application(answers, access, _Routes(answers, access, history).all())
 
@@ -81,7 +81,7 @@ def app_of(answers: Answers, access: Access | None = None) -> Starlette:
 def metrics_app(answers: Answers, access: Access) -> Starlette:
     """The application of a port for metrics alone: those, by the rules of `access`, and health, by the paths of the data
     plane, for everybody."""
-    return _application(answers, access, _Routes(answers, access, History(answers.stats)).of_metrics())
+    return _application(answers, access, _Routes(answers, access, History(answers.stats, answers.serving)).of_metrics())
 
 
 def _application(answers: Answers, access: Access, routes: list[Route]) -> Starlette:
@@ -171,7 +171,7 @@ class _Routes:
         return Response(text, headers=_HEADERS | {"content-type": content_type})
 
     async def _stats(self, request: Request) -> Response:
-        return _answer(await self._answers.stats())
+        return _answer(await self._history.judged(await self._answers.stats()))
 
     async def _told(self, request: Request) -> Response:
         seconds = _within(request, "seconds", LONGEST, 1, LONGEST)

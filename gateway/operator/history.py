@@ -10,8 +10,11 @@ from typing import final
 
 import msgspec
 import trio
+from msgspec import UNSET
 
-from gateway.operator.stats import ModelStats, StatsView
+from gateway.operator.stats import ModelPoint, ModelStats, PointView, StatsView
+from gateway.operator.verdict import MINUTE, verdict
+from gateway.operator.views import ModelView
 
 EVERY = 2
 """Seconds between two points."""
@@ -21,40 +24,6 @@ KEPT_MODELS = 64
 _RECENT = 0.9  # seconds, so that who asks each second has new ones
 LONGEST = EVERY * KEPT_POINTS
 """Seconds that can be asked for."""
-
-
-class ModelPoint(msgspec.Struct, kw_only=True, frozen=True):
-    """A model's counters at one moment; the differences between two points are what has happened meanwhile."""
-
-    endings: dict[str, int]
-    items_in: int
-    items_out: int
-    bytes_in: int
-    bytes_out: int
-    spent: dict[str, float]
-    duration: list[int]
-    """Buckets, as in stats; those at the end that are 0 are left out."""
-    first: list[int]
-
-
-class PointView(msgspec.Struct, kw_only=True, frozen=True):
-    """The figures at one moment. Figures that grow are counters."""
-
-    at: float
-    """Seconds since 1970."""
-    live: int
-    waiting: dict[str, int]
-    """By part."""
-    connections: int
-    refusals: dict[str, int]
-    """Those that are not 0, by reason."""
-    memory: int
-    """Bytes of the byte budget that are in use."""
-    process: int
-    """The memory of the server's processes."""
-    lag: list[int]
-    """Buckets of how late the event loop came to its timer."""
-    models: dict[str, ModelPoint]
 
 
 class HistoryView(msgspec.Struct, kw_only=True, frozen=True):
@@ -79,33 +48,55 @@ class _Kept:
     object in many points."""
 
     at: float
+    uptime: float
     head: bytes
     models: Mapping[str, bytes]
 
 
 @final
 class History:
-    """Keeps a point each `EVERY` seconds, the last `KEPT_POINTS` of them."""
+    """Keeps a point each `EVERY` seconds, the last `KEPT_POINTS` of them, and judges the last minute by them."""
 
-    def __init__(self, stats: Callable[[], Awaitable[StatsView]]) -> None:
-        self._stats = stats
+    def __init__(self, stats: Callable[[], Awaitable[StatsView]], serving: Callable[[], Awaitable[list[ModelView]]]) -> None:
+        """`stats` gives the figures of now, `serving` the models in service."""
+        self._stats, self._serving = stats, serving
         self._points: deque[_Kept] = deque(maxlen=KEPT_POINTS)
         self._seconds = 0
-        self._asking, self._last = trio.Lock(), (-math.inf, list[StatsView]())
+        self._asking, self._asked, self._last = trio.Lock(), -math.inf, list[StatsView]()
 
     async def recent(self) -> StatsView:
-        """The figures of now, or of less than a second ago: all who read them each second share one look."""
+        """The figures of now, or of less than a second ago, with the verdict: all who read them each second share one
+        look."""
         async with self._asking:
-            asked, last = self._last
-            if not last or trio.current_time() - asked > _RECENT:
-                self._last = asked, last = trio.current_time(), [await self._stats()]
-            return last[0]
+            if (last := await self._look()).verdict is UNSET:
+                self._last = [last := await self.judged(last)]
+            return last
 
     async def second(self) -> None:
         """To be called each second."""
         self._seconds += 1
         if self._seconds % EVERY == 0:
-            self.add(await self.recent())
+            async with self._asking:
+                self.add(await self._look())
+
+    async def _look(self) -> StatsView:
+        if not self._last or trio.current_time() - self._asked > _RECENT:
+            asked, self._last = trio.current_time(), [await self._stats()]
+            self._asked = asked
+        return self._last[0]
+
+    async def judged(self, stats: StatsView) -> StatsView:
+        """These figures with the verdict on the minute before them."""
+        models = await self._serving()
+        before, seconds, known = None, stats.uptime, stats
+        for point in reversed(self._points):
+            if point.uptime <= stats.uptime - MINUTE:
+                before, seconds = msgspec.json.decode(_written(point), type=PointView), stats.uptime - point.uptime
+                if len(before.models) == KEPT_MODELS:  # the point has none of the others: their counters are those of ever
+                    kept = {name: one for name, one in stats.models.items() if name in before.models}
+                    known = msgspec.structs.replace(stats, models=kept)
+                break
+        return msgspec.structs.replace(stats, verdict=verdict(before, known, seconds, models))
 
     def add(self, stats: StatsView) -> None:
         """Keeps one more point."""
@@ -114,7 +105,7 @@ class History:
         for name in sorted(stats.models, key=lambda name: -sum(stats.models[name].endings.values()))[:KEPT_MODELS]:
             told = msgspec.json.encode(_point_of(stats.models[name]))
             models[name] = before[name] if before.get(name) == told else told
-        self._points.append(_Kept(stats.at, _head_of(stats), models))
+        self._points.append(_Kept(stats.at, stats.uptime, _head_of(stats), models))
 
     def json(self, seconds: float) -> bytes:
         """A HistoryView of the last so many seconds, as JSON."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.catalog.process_memory import resident_bytes
 from gateway.config.machine import usable_memory
@@ -91,6 +92,29 @@ class BoundsView(msgspec.Struct, kw_only=True, frozen=True):
     lag: list[float]
 
 
+class VerdictView(msgspec.Struct, kw_only=True, frozen=True):
+    """The verdict on the last 60 seconds, or on the time since the start if that is shorter: one sentence that names who is
+    slow."""
+
+    kind: str
+    """draining, unready, refusing, readers, full, failing, empty, blocked, senders or healthy: the first that holds."""
+    level: str
+    """good, warn or bad."""
+    sentence: str
+    detail: str
+    """The figures behind the sentence, as text; may be empty."""
+    model: str
+    """The model that the verdict is about; empty if it is about none."""
+    peer: str
+    """The client address that the streams wait for most; empty if the verdict is about no client."""
+    incident: str
+    """The id of the incident that explains the verdict; empty if there is none."""
+    seconds: float
+    """Length of the time that the verdict covers."""
+    spent: dict[str, float]
+    """Seconds of all streams in that time by part: begin, slot, input, room, flush, model."""
+
+
 class StatsView(msgspec.Struct, kw_only=True, frozen=True):
     """The figures of a server at one moment."""
 
@@ -121,6 +145,42 @@ class StatsView(msgspec.Struct, kw_only=True, frozen=True):
     """The models of the configuration by name; the empty name is all others."""
     bounds: BoundsView
     """The bounds of all histograms."""
+    verdict: VerdictView | UnsetType = UNSET
+    """The verdict on the last minute. Absent only in figures that are still to be added to those of other processes."""
+
+
+class ModelPoint(msgspec.Struct, kw_only=True, frozen=True):
+    """A model's counters at one moment; the differences between two points are what has happened meanwhile."""
+
+    endings: dict[str, int]
+    items_in: int
+    items_out: int
+    bytes_in: int
+    bytes_out: int
+    spent: dict[str, float]
+    duration: list[int]
+    """Buckets, as in stats; those at the end that are 0 are left out."""
+    first: list[int]
+
+
+class PointView(msgspec.Struct, kw_only=True, frozen=True):
+    """The figures at one moment. Figures that grow are counters."""
+
+    at: float
+    """Seconds since 1970."""
+    live: int
+    waiting: dict[str, int]
+    """By part."""
+    connections: int
+    refusals: dict[str, int]
+    """Those that are not 0, by reason."""
+    memory: int
+    """Bytes of the byte budget that are in use."""
+    process: int
+    """The memory of the server's processes."""
+    lag: list[int]
+    """Buckets of how late the event loop came to its timer."""
+    models: dict[str, ModelPoint]
 
 
 _NO_MEMORY = MemoryView(used=0, limit=0, refuse=0, reset=0, held={}, process=0, process_limit=0)

@@ -1,198 +1,253 @@
-"""The one sentence that says whether a server is well, or who is slow: a pure function of two looks at its figures."""
+"""The verdict: one sentence that says if a server is well, or names who is slow. A pure function of two looks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import final
 
 from gateway.errors import Ending, Refusal
-from gateway.operator.stats import ModelStats, StatsView
+from gateway.operator.stats import PeerView, PointView, StatsView, VerdictView
 from gateway.operator.views import ErrorView, ModelView
+from gateway.telemetry.account import PARTS
 
+MINUTE = 60.0
+"""Seconds that a verdict covers, if the server is as old."""
 REFUSED, ROOM, SLOT, FAILED, INPUT = 0.01, 0.30, 0.20, 0.05, 0.50
-"""From these shares on something is said: of requests, of time, of time, of one model's requests, of time."""
+"""Shares from which on a verdict blames: of requests, of time, of time, of one model's requests, of time."""
 LAG = 0.05
-"""Seconds, of the slowest hundredth of the event loop's timers."""
+"""Seconds by which one in a hundred of the event loop's timers is late."""
+_WORTH = 1.0  # seconds of streams: a share of less means nothing
+_FAILED = (Ending.MODEL_ERROR, Ending.DEADLINE)
 _WHY = {
-    Refusal.QUEUE: "the queue of {model} is full",
+    Refusal.QUEUE: "queue of {model} is full",
     Refusal.QUEUE_TIMEOUT: "calls wait too long for a slot of {model}",
-    Refusal.PARTY_SHARE: "a client has its share",
-    Refusal.IDLE_WHEN_WANTED: "clients are silent while others wait for {model}",
-    Refusal.RATE: "a key asks too often",
-    Refusal.CONNECTIONS: "there are too many connections",
+    Refusal.PARTY_SHARE: "a client has its share already",
+    Refusal.IDLE_WHEN_WANTED: "silent streams are ended for those that wait for {model}",
+    Refusal.RATE: "a key calls too often",
+    Refusal.CONNECTIONS: "too many connections",
     Refusal.MEMORY: "memory is short",
-    Refusal.SHED: "memory is short",
-    Refusal.DRAINING: "the server is shutting down",
+    Refusal.SHED: "memory is short, and streams are ended for it",
+    Refusal.DRAINING: "the server is draining",
     Refusal.NOT_READY: "{model} is not ready",
-    Refusal.NO_PLACE: "a model has no place beside the others",
-    Refusal.NO_TIME: "calls come too late",
-    Refusal.IN_FLIGHT: "a key has as many calls as it may",
+    Refusal.NO_PLACE: "{model} finds no memory beside the other models",
+    Refusal.NO_TIME: "calls come with too little time left",
+    Refusal.IN_FLIGHT: "a key has too many calls at once",
 }
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The sentence, and what it is about."""
-
-    kind: str
-    """unready, refusing, readers, full, failing, blocked, senders or healthy."""
-    sentence: str
-    model: str = ""
-    """The model that it is about, where it is about one."""
-    incident: str = ""
-    """The incident that explains it, where there is one."""
-
-
-def verdict(before: StatsView | None, now: StatsView, models: Sequence[ModelView]) -> Verdict:
-    """The first that holds of what has happened between two looks, or since the server began where there was none before:
-    it is not ready; it refuses; clients do not read; a model is full; one fails; the event loop is blocked; clients do not
-    send, where no model talks with them both ways; else it is healthy."""
-    seen = _Seen(before, now, models)
-    if not now.ready:
-        return Verdict(kind="unready", sentence=f"Not ready: {'; '.join(now.reasons)}")
-    if (share := seen.refused_share) > REFUSED:
-        why, model = seen.refusal
-        return Verdict(kind="refusing", sentence=f"Refusing: {why} ({_percent(share)})", model=model)
-    if (share := seen.share("room")) >= ROOM:
-        return Verdict(kind="readers", sentence=seen.slow_readers(share))
-    if seen.share("slot") >= SLOT:
-        model = seen.most("slot")
-        return Verdict(kind="full", sentence=seen.full(model), model=model)
-    name, share = seen.failing
-    if share >= FAILED:
-        said = f"{name} fails {_percent(share)} of its requests"
-        return Verdict(kind="failing", sentence=said, model=name, incident=seen.incident_of(name))
-    if (late := _quantile(seen.lag, now.bounds.lag, 0.99)) >= LAG:
-        return Verdict(kind="blocked", sentence=f"Something blocks the event loop: it is {_time(late)} late")
-    if seen.share("input") >= INPUT and not any(model.family == "parts" for model in models):
-        return Verdict(kind="senders", sentence=f"Clients send slowly: {_percent(seen.share('input'))} of time")
-    return Verdict(kind="healthy", sentence=seen.healthy, model=seen.busiest)
+def verdict(before: PointView | None, now: StatsView, seconds: float, models: Sequence[ModelView]) -> VerdictView:
+    """The verdict on what happened between two looks that many seconds apart, or since the server began if there is no
+    earlier look. It is the first condition that holds: the server is not ready; it refuses calls; clients do not read; a
+    model is full; a model fails; the event loop is blocked; clients do not send, and no model talks with them both ways."""
+    return _Minute(before, now, seconds, models).verdict()
 
 
 @final
-class _Seen:
-    """The differences between two looks."""
+class _Minute:
+    """The changes between two looks."""
 
-    def __init__(self, before: StatsView | None, now: StatsView, models: Sequence[ModelView]) -> None:
-        self._now, self._by_name = now, {model.name: model for model in models}
-        self._seconds = now.uptime if before is None else now.at - before.at
+    def __init__(self, before: PointView | None, now: StatsView, seconds: float, models: Sequence[ModelView]) -> None:
+        self._now, self._seconds, self._models = now, seconds, {model.name: model for model in models}
         known = {} if before is None else before.models
-        self.spent = {name: _less(one.spent, known[name].spent if name in known else {}) for name, one in now.models.items()}
-        self.ended = {
-            name: _less(one.endings, known[name].endings if name in known else {}) for name, one in now.models.items()
+        self._spent = {n: _grown(one.spent, known[n].spent if n in known else {}) for n, one in now.models.items()}
+        self._endings = {n: _grown(one.endings, known[n].endings if n in known else {}) for n, one in now.models.items()}
+        self._durations = {
+            n: _grown_each(one.duration.buckets, known[n].duration if n in known else []) for n, one in now.models.items()
         }
-        self._durations = {name: _buckets(one, known.get(name)) for name, one in now.models.items()}
-        self._refusals = _less(now.refusals, {} if before is None else before.refusals)
-        was = [0] * len(now.lag.buckets) if before is None else before.lag.buckets
-        self.lag = [n - m for n, m in zip(now.lag.buckets, was, strict=True)]
+        self._refusals = _grown(now.refusals, {} if before is None else before.refusals)
+        self._lag = _grown_each(now.lag.buckets, [] if before is None else before.lag)
+        self._total = {part: round(sum(spent.get(part, 0.0) for spent in self._spent.values()), 3) for part in PARTS}
+        self._ended = int(sum(sum(endings.values()) for endings in self._endings.values()))
+        self._refused = int(sum(self._refusals.values()))
 
-    @property
-    def _requests(self) -> float:
-        return sum(sum(endings.values()) for endings in self.ended.values())
+    def verdict(self) -> VerdictView:
+        now = self._now
+        if not now.ready:
+            return self._unready()
+        asked = max(self._ended, self._refused)
+        if self._refused > REFUSED * asked:
+            return self._refusing(self._refused, asked)
+        if self._share("room") >= ROOM:
+            return self._readers(self._share("room"))
+        if self._share("slot") >= SLOT:
+            return self._full(self._share("slot"))
+        name = self._most(self._failed_share)
+        if name and self._failed_share(name) >= FAILED:
+            return self._failing(name)
+        if not sum(now.live.values()) + sum(sum(one.endings.values()) for one in now.models.values()):
+            return self._said("empty", "good", "Ready. Nothing has called yet.")
+        late = _quantile(self._lag, now.bounds.lag, 0.99)
+        if late is not None and late >= LAG:
+            detail = (
+                f"Its timer is {_time(late)} late (p99). All streams wait while a model or a thread holds the interpreter."
+            )
+            return self._said("blocked", "warn", "Something blocks the event loop", detail)
+        if self._share("input") >= INPUT and not any(model.family == "parts" for model in self._models.values()):
+            return self._senders(self._share("input"))
+        return self._healthy()
 
-    @property
-    def refused_share(self) -> float:
-        refused = sum(self._refusals.values())
-        return refused / max(self._requests, refused) if refused else 0.0
+    def _said(
+        self, kind: str, level: str, sentence: str, detail: str = "", *, model: str = "", peer: str = "", incident: str = ""
+    ) -> VerdictView:
+        return VerdictView(
+            kind=kind, level=level, sentence=sentence, detail=detail, model=model, peer=peer, incident=incident,
+            seconds=round(self._seconds, 3), spent=self._total,
+        )  # fmt: skip
 
-    @property
-    def refusal(self) -> tuple[str, str]:
-        """Why most were refused, and the model with most refusals."""
+    # -- each kind of verdict
+
+    def _unready(self) -> VerdictView:
+        reasons = list(self._now.reasons)
+        if "draining" in reasons:
+            others = "; ".join(reason for reason in reasons if reason != "draining")
+            return self._said("draining", "warn", "Draining: new requests are refused", others)
+        return self._said("unready", "bad", f"Not ready: {'; '.join(reasons) or 'no reason is given'}")
+
+    def _refusing(self, refused: int, asked: int) -> VerdictView:
         reason = max(self._refusals, key=lambda reason: self._refusals[reason])
-        model = max(self.ended, key=lambda name: self.ended[name].get(Ending.REFUSED.value, 0), default="")
-        why = _WHY.get(Refusal(reason), reason) if reason in {refusal.value for refusal in Refusal} else reason
-        return why.format(model=model or "a model"), model if "{model}" in why else ""
+        why = _WHY[Refusal(reason)] if reason in {refusal.value for refusal in Refusal} else reason
+        name = self._most(lambda name: self._endings[name].get(Ending.REFUSED.value, 0)) if "{model}" in why else ""
+        detail = f"{_several(refused, 'request')} of {asked}."
+        if name:
+            detail += f" {name} has {self._slots(name)}."
+        if others := [f"{other} {n:g}" for other, n in self._refusals.items() if n and other != reason]:
+            detail += f" Also: {', '.join(others)}."
+        sentence = f"Refusing: {why.format(model=name or 'a model')} ({_percent(refused / asked)})"
+        return self._said("refusing", "bad", sentence, detail, model=name)
 
-    def share(self, part: str) -> float:
-        """The share of all time that was this part."""
-        total = sum(sum(parts.values()) for parts in self.spent.values())
-        return sum(parts.get(part, 0.0) for parts in self.spent.values()) / total if total else 0.0
+    def _readers(self, share: float) -> VerdictView:
+        sentence = f"Slow readers: {_percent(share)} of time"
+        blocked = {name: n for name, model in self._models.items() if (n := model.slots_blocked or 0)}
+        name, detail = max(blocked, key=lambda name: blocked[name], default=""), ""
+        peer = self._peer(lambda peer: peer.room)
+        if peer is not None:
+            held = _several(peer.slots, "slot")
+            if name and len(blocked) == 1:
+                held = f"{peer.slots} of {_several(self._capacity(name), 'slot')} of {name}"
+            sentence += f"; {peer.address} holds {held}"
+            part = peer.room / sum(one.room for one in self._now.peers)
+            detail = f"{peer.address} accounts for {_percent(part)} of it, with {_several(peer.streams, 'live stream')}."
+        if name:
+            of = _several(self._capacity(name), "slot")
+            detail += f" Clients that do not read hold {blocked[name]} of the {of} of {name}."
+        detail = detail.strip() or "The streams that waited have ended."
+        return self._said("readers", "warn", sentence, detail, model=name, peer="" if peer is None else peer.address)
 
-    def most(self, part: str) -> str:
-        """The model with most of it."""
-        return max(self.spent, key=lambda name: self.spent[name].get(part, 0.0))
+    def _full(self, share: float) -> VerdictView:
+        name = self._most(lambda name: self._spent[name].get("slot", 0.0))
+        endings = self._endings.get(name, {})
+        served = sum(endings.values()) - endings.get(Ending.REFUSED.value, 0)
+        each = f", {_time(self._spent[name]['slot'] / served)} for a slot" if name and served else ""
+        sentence = f"{name or 'A model'} is full: {self._slots(name)}{each}"
+        detail = f"{_percent(share)} of the time of all streams is spent in queues for a slot."
+        return self._said("full", "warn", sentence, detail, model=name)
 
-    def slow_readers(self, share: float) -> str:
-        said = f"Slow readers: {_percent(share)} of time"
-        peer = max(self._now.peers, key=lambda peer: peer.room, default=None)
+    def _failing(self, name: str) -> VerdictView:
+        endings = self._endings[name]
+        failed = sum(endings.get(ending.value, 0) for ending in _FAILED)
+        sentence = f"{name} fails {_percent(self._failed_share(name))} of its requests"
+        detail, incident = f"{failed:g} of {_several(int(sum(endings.values())), 'request')}.", ""
+        model = self._models.get(name)
+        if model is not None and isinstance(model.last_error, ErrorView):
+            detail += f" The last error: {model.last_error.error[:200]}"
+            incident = model.last_error.incident
+        return self._said("failing", "bad", sentence, detail, model=name, incident=incident)
+
+    def _senders(self, share: float) -> VerdictView:
+        detail = f"{_percent(share)} of the time of all streams is spent waiting for the rest of requests."
+        peer = self._peer(lambda peer: peer.input)
         if peer is None:
-            return said
-        slots = sum(model.capacity for model in self._by_name.values() if isinstance(model.capacity, int))
-        return f"{said}; {peer.address} has {_number(peer.streams, 'stream')} and holds {peer.slots} of {slots} slots"
+            return self._said("senders", "warn", "Clients send slowly", detail)
+        detail += f" Most of it for {peer.address} ({_several(peer.streams, 'stream')})."
+        return self._said("senders", "warn", "Clients send slowly", detail, peer=peer.address)
 
-    def full(self, name: str) -> str:
-        ended, model = sum(self.ended[name].values()), self._by_name.get(name)
-        waited = self.spent[name]["slot"] / max(ended, 1)
+    def _healthy(self) -> VerdictView:
+        live = sum(self._now.live.values())
+        detail = f"{_several(live, 'stream')} {'is' if live == 1 else 'are'} live." if live else ""
+        if not self._ended:
+            return self._said("healthy", "good", "Healthy: no request has ended in the last minute", detail)
+        said = [f"{_rate(self._ended / self._seconds) if self._seconds > 0 else self._ended} requests/s"]
+        name = self._most(lambda name: sum(self._endings[name].values()))
+        if name and (p99 := _quantile(self._durations[name], self._now.bounds.duration, 0.99)) is not None:
+            said.append(f"p99 of {name} {_time(p99)}")
+        # A malformed request ends as refused too, and admission has not refused it.
+        refused = int(max(self._refused, sum(one.get(Ending.REFUSED.value, 0) for one in self._endings.values())))
+        said.append(f"{_percent(refused / max(self._ended, refused))} refused" if refused else "no refusals")
+        return self._said("healthy", "good", f"Healthy: {', '.join(said)}", detail, model=name)
+
+    # -- figures
+
+    def _share(self, part: str) -> float:
+        """The share of all streams' time that was this part."""
+        total = sum(self._total.values())
+        return self._total[part] / total if total >= _WORTH else 0.0
+
+    def _most(self, of: Callable[[str], float]) -> str:
+        """The model of the configuration that has most of something; empty where none has any."""
+        name = max((name for name in self._endings if name), key=of, default="")
+        return name if name and of(name) > 0 else ""
+
+    def _failed_share(self, name: str) -> float:
+        endings = self._endings[name]
+        total = sum(endings.values())
+        return sum(endings.get(ending.value, 0) for ending in _FAILED) / total if total else 0.0
+
+    def _peer(self, seconds: Callable[[PeerView], float]) -> PeerView | None:
+        peer = max(self._now.peers, key=seconds, default=None)
+        return peer if peer is not None and seconds(peer) > 0 else None
+
+    def _capacity(self, name: str) -> int:
+        return self._models[name].capacity or 0
+
+    def _slots(self, name: str) -> str:
+        model = self._models.get(name)
         if model is None or not isinstance(model.capacity, int):
-            return f"{name or 'A model'} is full: {_time(waited)} for a slot"
-        slots = f"{model.slots_in_use} of {model.capacity} slots, {model.queued} queued"
-        return f"{name} is full: {slots}, {_time(waited)} for a slot"
-
-    @property
-    def failing(self) -> tuple[str, float]:
-        """The model that fails most of its requests, and which part of them."""
-        shares = {
-            name: endings.get(Ending.MODEL_ERROR.value, 0) / total
-            for name, endings in self.ended.items()
-            if name and (total := sum(endings.values()))
-        }
-        name = max(shares, key=lambda name: shares[name], default="")
-        return name, shares.get(name, 0.0)
-
-    def incident_of(self, name: str) -> str:
-        model = self._by_name.get(name)
-        return model.last_error.incident if model is not None and isinstance(model.last_error, ErrorView) else ""
-
-    @property
-    def busiest(self) -> str:
-        """The model that most requests were for."""
-        asked = {name: sum(endings.values()) for name, endings in self.ended.items() if name}
-        return max(asked, key=lambda name: asked[name], default="")
-
-    @property
-    def healthy(self) -> str:
-        name, rate = self.busiest, self._requests / self._seconds if self._seconds > 0 else 0.0
-        if not self._requests:
-            return "Healthy: no requests"
-        refused = sum(self._refusals.values())
-        said = [f"{rate:.3g} requests/s"]
-        if name and any(self._durations[name]):
-            said.append(f"p99 of {name} {_time(_quantile(self._durations[name], self._now.bounds.duration, 0.99))}")
-        said.append(_number(int(refused), "refusal") if refused else "no refusals")
-        return f"Healthy: {', '.join(said)}"
+            return "not in service"
+        return f"{model.slots_in_use} of {_several(model.capacity, 'slot')}, {model.queued} queued"
 
 
-def _less(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """The differences; a server that has begun anew has none below 0."""
+def _grown(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """The differences; none is below 0, also if a counter has begun anew."""
     return {name: max(n - before.get(name, 0), 0) for name, n in now.items()}
 
 
-def _buckets(now: ModelStats, before: ModelStats | None) -> list[int]:
-    was: Iterable[int] = [0] * len(now.duration.buckets) if before is None else before.duration.buckets
-    return [max(n - m, 0) for n, m in zip(now.duration.buckets, was, strict=True)]
+def _grown_each(now: Iterable[int], before: Iterable[int]) -> list[int]:
+    """The differences of buckets; those at the end of `before` may be missing."""
+    return [max(n - m, 0) for n, m in zip_longest(now, before, fillvalue=0)]
 
 
-def _quantile(buckets: Sequence[int], bounds: Sequence[float], share: float) -> float:
-    """The bound of the bucket in which it is; of the last one, which has none, that of the one before."""
+def _quantile(buckets: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
+    """A quantile by linear interpolation; None without counts. Beyond the last bound it is that bound."""
     wanted, below = share * sum(buckets), 0
     if not wanted:
-        return 0.0
-    for n, bound in zip(buckets, bounds, strict=False):
+        return None
+    for number, (n, bound) in enumerate(zip(buckets, bounds, strict=False)):
+        if n and below + n >= wanted:
+            lower = bounds[number - 1] if number else 0.0
+            return lower + (bound - lower) * (wanted - below) / n
         below += n
-        if below >= wanted:
-            return bound
     return bounds[-1]
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
+    """`48 %`, `1.5 %`."""
+    return f"{share * 100:.{0 if share >= 0.0995 else 1}f} %"
 
 
-def _number(n: int, of: str) -> str:
-    return f"{n} {of}{'' if n == 1 else 's'}"
+def _several(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def _rate(value: float) -> str:
+    """`111`, `4.1`, `0.05`."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.095 else f"{value:.2f}"
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    """`14 ms`, `5.8 s`, `12 s`, `4 min`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.{0 if seconds >= 0.00995 else 1}f} ms"
+    if seconds < 120:
+        return f"{seconds:.{0 if seconds >= 9.95 else 1}f} s"
+    return f"{seconds / 60:.0f} min"

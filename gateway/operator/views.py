@@ -114,6 +114,14 @@ async def models_of(gateway: Operated) -> list[ModelView]:
     ]
 
 
+def serving_of(gateway: Operated) -> list[ModelView]:
+    """The models in service, by name."""
+    blocked = blocked_slots(gateway)
+    return [
+        view_of_model(status, blocked[name], versions_of(gateway, name)) for name, status in sorted(gateway.models.items())
+    ]
+
+
 _STATES = {"READY": "ready", "LOADING": "loading", "UNLOADING": "unloading", "UNAVAILABLE": "unloaded"}
 
 

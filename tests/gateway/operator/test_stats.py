@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from msgspec import UNSET
 
 from gateway.client.questions import lmi
 from gateway.config import Config, LimitsConfig, ListenConfig
 from gateway.gateway import Gateway
 from gateway.operator.history import EVERY, KEPT_MODELS, KEPT_POINTS, History, HistoryView
-from gateway.operator.stats import HistogramView, ModelStats, StatsView, check, counters_of, stats_of_all
+from gateway.operator.stats import HistogramView, ModelStats, StatsView, VerdictView, check, counters_of, stats_of_all
 from gateway.testing import memory_gateway
 from gateway.version import version
 from models.adapt import spec_of
@@ -110,7 +111,12 @@ def counted(n: int) -> ModelStats:
 async def figures(*names: str, n: int = 0) -> StatsView:
     """Those of a gateway, with counters of these models."""
     view = msgspec.convert(await Operator(Gateway(Config(listen=ListenConfig(port=-1)))).get("/stats"), StatsView)
-    return msgspec.structs.replace(view, models=dict.fromkeys(names, counted(n)), at=float(n))
+    return msgspec.structs.replace(view, models=dict.fromkeys(names, counted(n)), at=float(n), verdict=UNSET)
+
+
+async def nothing() -> list[Any]:
+    """No model is in service."""
+    return []
 
 
 async def test_all_who_read_share_one_look_a_second(autojump_clock: Any) -> None:
@@ -122,17 +128,66 @@ async def test_all_who_read_share_one_look_a_second(autojump_clock: Any) -> None
         await trio.sleep(0.05)
         return view
 
-    history = History(stats)
+    history = History(stats, nothing)
 
     async def read() -> None:
         for _ in range(10):
-            assert await history.recent() is view
+            assert msgspec.structs.replace(await history.recent(), verdict=UNSET) == view
             await trio.sleep(1)
 
     async with trio.open_nursery() as nursery:
         for _ in range(8):
             nursery.start_soon(read)
     assert looks == pytest.approx(10, abs=2)
+
+
+async def test_the_verdict_is_told_with_the_figures(autojump_clock: Any) -> None:
+    async with memory_gateway([words, flood], capacity=KiB) as house:
+        operator = Operator(house.gateway)
+        assert (await operator.get("/stats"))["verdict"]["kind"] == "empty"
+        talk = house.client("http1").about(lmi("x", "flood", stream=True, max_new_tokens=5000))
+        await talk.begin()
+        await trio.sleep(30)
+        told = (await operator.get("/stats"))["verdict"]
+        assert (told["kind"], told["model"]) == ("readers", "flood")
+        assert told["sentence"].startswith("Slow readers: ")
+        assert told["spent"]["room"] > 0.9 * sum(told["spent"].values())
+        talk.leave()
+
+
+async def test_the_verdict_is_on_the_last_minute(autojump_clock: Any) -> None:
+    view, seconds, calls = await figures("chat"), itertools.count(1), itertools.chain([10**6], itertools.repeat(0))
+    total = itertools.accumulate(calls)
+
+    async def stats() -> StatsView:
+        chat = msgspec.structs.replace(counted(0), endings={"complete": next(total)}, spent={"model": 1.0})
+        return msgspec.structs.replace(view, ready=True, uptime=float(next(seconds)), models={"chat": chat})
+
+    history, told = History(stats, nothing), []
+    for _ in range(100):
+        await history.second()
+        judged = (await history.recent()).verdict
+        assert isinstance(judged, VerdictView)
+        told.append((judged.seconds, "requests/s" in judged.sentence))
+        await trio.sleep(1)
+    assert told[:60] == [(second, True) for second in range(1, 61)]
+    assert {said for _, said in told[63:]} == {False}
+    assert all(60 <= seconds < 60 + EVERY for seconds, _ in told[63:])
+
+
+async def test_a_model_that_the_history_has_not_kept_is_no_news(autojump_clock: Any) -> None:
+    view, uptime = await figures(*(f"model-{n}" for n in range(KEPT_MODELS + 1))), itertools.count(100, 100)
+
+    async def stats() -> StatsView:
+        return msgspec.structs.replace(view, ready=True, uptime=float(next(uptime)))
+
+    history = History(stats, nothing)
+    for _ in range(EVERY):
+        await history.second()
+    await trio.sleep(1)
+    told = (await history.recent()).verdict
+    assert isinstance(told, VerdictView)
+    assert (told.sentence, told.seconds) == ("Healthy: no request has ended in the last minute", 100)
 
 
 async def test_history_is_bounded_in_points_models_and_bytes(autojump_clock: Any) -> None:
@@ -143,7 +198,7 @@ async def test_history_is_bounded_in_points_models_and_bytes(autojump_clock: Any
         n = next(numbers)
         return msgspec.structs.replace(view, at=2.0 * n, models=dict.fromkeys(view.models, counted(n)))
 
-    history = History(stats)
+    history = History(stats, nothing)
     for _ in range(2 * (KEPT_POINTS + 10)):
         await history.second()
         await trio.sleep(1)
@@ -160,7 +215,7 @@ async def test_a_model_without_calls_takes_next_to_nothing_of_history() -> None:
     async def stats() -> StatsView:
         return view
 
-    history = History(stats)
+    history = History(stats, nothing)
     for _ in range(2 * KEPT_POINTS):
         await history.second()
     assert history.held < KEPT_POINTS * 300

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from gateway.errors import Refusal
-from gateway.operator.stats import HistogramView, ModelStats, PeerView, StatsView, stats_of_all
-from gateway.operator.verdict import Verdict, verdict
+from gateway.operator.history import History, HistoryView
+from gateway.operator.stats import HistogramView, ModelStats, PeerView, PointView, StatsView, VerdictView, stats_of_all
+from gateway.operator.verdict import verdict
 from gateway.operator.views import ErrorView, ModelView
 
 PARTS = ("begin", "slot", "input", "room", "flush", "model")
@@ -41,36 +42,63 @@ def refusals(**counts: int) -> dict[str, int]:
 
 
 PEERS = [
-    PeerView(address="10.0.0.1", streams=3, room=1.0, input=900.0, slots=0),
-    PeerView(address="10.4.7.31", streams=50, room=700.0, input=1.0, slots=47),
+    PeerView(address="10.0.0.1", streams=3, room=0.0, input=900.0, slots=0),
+    PeerView(address="10.4.7.31", streams=50, room=700.0, input=0.0, slots=47),
 ]
-WELL = "Healthy: 100 requests/s, p99 of chat 500 ms, no refusals"
-ROWS: list[tuple[str, dict[str, Any], str]] = [
-    ("unready", {"ready": False, "reasons": ["draining", "model 'chat' is loading"]}, "Not ready: draining; model 'chat' is loading"),
-    ("refusing", {"models": {"chat": model(complete=5280, refused=720)}, "refusals": refusals(QUEUE=700, RATE=20)},
-     "Refusing: the queue of chat is full (12 %)"),
-    ("healthy", {"models": {"chat": model(complete=5940, refused=60)}, "refusals": refusals(QUEUE=60)},
-     "Healthy: 100 requests/s, p99 of chat 500 ms, 60 refusals"),
-    ("refusing", {"refusals": refusals(CONNECTIONS=7000)}, "Refusing: there are too many connections (100 %)"),
-    ("readers", {"models": {"chat": model(room=30.0, slot=40.0, model=30.0)}, "peers": PEERS},
-     "Slow readers: 30 % of time; 10.4.7.31 has 50 streams and holds 47 of 64 slots"),
-    ("readers", {"models": {"chat": model(room=48.0, model=52.0)}}, "Slow readers: 48 % of time"),
-    ("full", {"models": {"chat": model(complete=10, slot=58.0, room=29.0, model=100.0)}},
+BLOCKED = msgspec.structs.replace(CHAT, slots_blocked=47)
+WELL = "Healthy: 100 requests/s, p99 of chat 498 ms, no refusals"
+ROWS: list[tuple[str, dict[str, Any], list[ModelView], str]] = [
+    ("unready", {"ready": False, "reasons": ["model 'chat' is loading"]}, [CHAT], "Not ready: model 'chat' is loading"),
+    ("draining", {"ready": False, "reasons": ["draining"]}, [CHAT], "Draining: new requests are refused"),
+    ("refusing", {"models": {"chat": model(complete=5280, refused=720)}, "refusals": refusals(QUEUE=700, RATE=20)}, [CHAT],
+     "Refusing: queue of chat is full (12 %)"),
+    ("healthy", {"models": {"chat": model(complete=5940, refused=60)}, "refusals": refusals(QUEUE=60)}, [CHAT],
+     "Healthy: 100 requests/s, p99 of chat 498 ms, 1.0 % refused"),
+    ("healthy", {"models": {"chat": model(complete=5000, refused=1000)}}, [CHAT],
+     "Healthy: 100 requests/s, p99 of chat 498 ms, 17 % refused"),
+    ("refusing", {"refusals": refusals(CONNECTIONS=7000)}, [CHAT], "Refusing: too many connections (100 %)"),
+    ("refusing", {"models": {}, "refusals": refusals(CONNECTIONS=1)}, [CHAT], "Refusing: too many connections (100 %)"),
+    ("readers", {"models": {"chat": model(room=30.0, slot=40.0, model=30.0)}, "peers": PEERS}, [BLOCKED],
+     "Slow readers: 30 % of time; 10.4.7.31 holds 47 of 64 slots of chat"),
+    ("readers", {"models": {"chat": model(room=48.0, model=52.0)}, "peers": PEERS}, [BLOCKED, msgspec.structs.replace(BLOCKED, name="b")],
+     "Slow readers: 48 % of time; 10.4.7.31 holds 47 slots"),
+    ("readers", {"models": {"chat": model(room=48.0, model=52.0)}}, [CHAT], "Slow readers: 48 % of time"),
+    ("full", {"models": {"chat": model(complete=10, refused=9, slot=58.0, room=29.0, model=100.0)}}, [FULL],
      "chat is full: 8 of 8 slots, 11 queued, 5.8 s for a slot"),
-    ("failing", {"models": {"chat": model(model=1.0), "flaky": model(complete=62, failed=38)}}, "flaky fails 38 % of its requests"),
-    ("healthy", {"models": {"chat": model(complete=5710, failed=290, model=1.0)}}, WELL),
-    ("blocked", {"lag": (590, 10)}, "Something blocks the event loop: it is 250 ms late"),
-    ("healthy", {"lag": (599, 1)}, WELL),
-    ("senders", {"models": {"chat": model(input=50.0, model=50.0)}}, "Clients send slowly: 50 % of time"),
-    ("healthy", {"models": {"chat": model(late=100, model=1.0)}}, "Healthy: 100 requests/s, p99 of chat 30 s, no refusals"),
-    ("healthy", {}, WELL),
-    ("healthy", {"models": {}}, "Healthy: no requests"),
+    ("full", {"models": {"chat": model(complete=0, slot=58.0)}}, [FULL], "chat is full: 8 of 8 slots, 11 queued"),
+    ("failing", {"models": {"chat": model(model=1.0), "flaky": model(complete=62, failed=38)}}, [CHAT], "flaky fails 38 % of its requests"),
+    ("healthy", {"models": {"chat": model(complete=5710, failed=290, model=1.0)}}, [CHAT], WELL),
+    ("blocked", {"lag": (590, 10)}, [CHAT], "Something blocks the event loop"),
+    ("healthy", {"lag": (599, 1)}, [CHAT], WELL),
+    ("senders", {"models": {"chat": model(input=50.0, model=50.0)}, "peers": PEERS}, [CHAT], "Clients send slowly"),
+    ("healthy", {"models": {"chat": model(late=100, model=1.0)}}, [CHAT], "Healthy: 100 requests/s, p99 of chat 18 s, no refusals"),
+    ("healthy", {"models": {"chat": model(room=0.9)}}, [CHAT], WELL),
+    ("healthy", {}, [CHAT], WELL),
+    ("empty", {"models": {}, "lag": (0, 600)}, [CHAT], "Ready. Nothing has called yet."),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "figures", "sentence"), ROWS)
-def test_the_first_row_that_holds_is_said(kind: str, figures: dict[str, Any], sentence: str) -> None:
-    said = verdict(None, look(**figures), [FULL if kind == "full" else CHAT])
+async def nothing() -> Any:
+    """Never asked."""
+
+
+def point_of(stats: StatsView) -> PointView:
+    """These figures as the history keeps them."""
+    history = History(nothing, nothing)
+    history.add(stats)
+    return msgspec.json.decode(history.json(600), type=HistoryView).points[0]
+
+
+def judged(figures: StatsView, models: list[ModelView]) -> VerdictView:
+    """The verdict on all since the server began."""
+    return verdict(None, figures, figures.uptime, models)
+
+
+@pytest.mark.parametrize(("kind", "figures", "models", "sentence"), ROWS)
+def test_the_first_row_that_holds_is_said(
+    kind: str, figures: dict[str, Any], models: list[ModelView], sentence: str
+) -> None:
+    said = judged(look(**figures), models)
     assert (said.kind, said.sentence) == (kind, sentence)
 
 
@@ -84,28 +112,44 @@ def test_only_what_has_happened_since_the_look_before_counts() -> None:
         models={"chat": model(complete=12000, failed=10**6, room=10.0**9, late=6000, model=1.0)},
         lag=look(lag=(600, 600)).lag,
     )
-    assert verdict(before, now, [CHAT]) == Verdict(kind="healthy", sentence=WELL, model="chat")
+    said = verdict(point_of(before), now, 60.0, [CHAT])
+    assert (said.kind, said.sentence, said.model, said.seconds) == ("healthy", WELL, "chat", 60.0)
+    assert said.spent == dict.fromkeys(PARTS, 0.0) | {"model": 1.0}
+
+
+def test_slow_readers_are_named_with_all_they_hold() -> None:
+    said = judged(look(models={"chat": model(room=48.0, model=52.0)}, peers=PEERS), [BLOCKED])
+    assert (said.level, said.model, said.peer) == ("warn", "chat", "10.4.7.31")
+    assert said.detail == (
+        "10.4.7.31 accounts for 100 % of it, with 50 live streams. Clients that do not read hold 47 of the 64 slots of chat."
+    )
+
+
+def test_slow_senders_are_named() -> None:
+    said = judged(look(models={"chat": model(input=50.0, model=50.0)}, peers=PEERS), [CHAT])
+    assert (said.peer, said.detail.partition(". ")[2]) == ("10.0.0.1", "Most of it for 10.0.0.1 (3 streams).")
 
 
 def test_a_model_that_fails_names_the_incident() -> None:
     flaky = msgspec.structs.replace(CHAT, last_error=ErrorView(error="KeyError: 1", incident="3f2a01b7c9de", ago=1.0))
-    said = verdict(None, look(models={"chat": model(complete=1, failed=1)}), [flaky])
+    said = judged(look(models={"chat": model(complete=1, failed=1)}), [flaky])
     assert (said.kind, said.model, said.incident) == ("failing", "chat", "3f2a01b7c9de")
+    assert said.detail == "1 of 2 requests. The last error: KeyError: 1"
 
 
 def test_a_duplex_model_waits_for_its_clients_without_blame() -> None:
     speech = msgspec.structs.replace(CHAT, name="speech", family="parts")
-    figures = look(models={"speech": model(input=90.0, model=10.0)})
-    assert verdict(None, figures, [speech]).kind == "healthy"
+    assert judged(look(models={"speech": model(input=90.0, model=10.0)}), [speech]).kind == "healthy"
 
 
 @pytest.mark.parametrize("refusal", list(Refusal))
 def test_every_reason_has_words(refusal: Refusal) -> None:
-    said = verdict(None, look(refusals=refusals(**{refusal.name: 6000})), [CHAT]).sentence
+    said = judged(look(refusals=refusals(**{refusal.name: 6000})), [CHAT]).sentence
     assert said.startswith("Refusing: ")
     assert said != f"Refusing: {refusal.value} (100 %)"
 
 
 def test_a_server_that_has_begun_anew_is_not_told_of_with_numbers_below_zero() -> None:
     before = look(at=1000.0, models={"chat": model(complete=10**6, model=10.0**6)})
-    assert verdict(before, look(at=1060.0), [CHAT]).sentence == "Healthy: no requests"
+    said = verdict(point_of(before), look(at=1060.0), 60.0, [CHAT])
+    assert said.sentence == "Healthy: no request has ended in the last minute"
