@@ -86,11 +86,10 @@ export function change(span, name) {
 
 /** Of all models together: what can be added. */
 export function changes(span) {
-  const total = {ended: 0, failed: 0, refused: 0, items_out: 0, bytes_in: 0, bytes_out: 0, spent: {}};
+  const total = {ended: 0, failed: 0, refused: 0, items_out: 0, bytes_in: 0, bytes_out: 0};
   for (const name of Object.keys(span.now.models)) {
     const one = change(span, name);
     for (const key of ["ended", "failed", "refused", "items_out", "bytes_in", "bytes_out"]) total[key] += one[key];
-    for (const part of PARTS) total.spent[part] = (total.spent[part] || 0) + (one.spent[part] || 0);
   }
   return total;
 }
@@ -127,13 +126,12 @@ export function series(points, seconds, width, of) {
   return found;
 }
 
-/** What the page says about the last minute, from the points, the figures of now and the models. */
-export function summary(points, stats, models, draining, chosen) {
+/** What the page says about the last minute, from the points and the figures of now. */
+export function summary(points, stats, chosen) {
   const span = over(points, 60);
   const total = span ? changes(span) : null;
   const byModel = {};
   if (span) for (const name of Object.keys(span.now.models)) byModel[name] = change(span, name);
-  const refusals = span ? grown(span.now.refusals, span.before.refusals) : {};
   const model = chosen && byModel[chosen] ? chosen : busiest(byModel, stats);
   const bounds = stats.bounds;
   const quantiles = name => {
@@ -145,17 +143,11 @@ export function summary(points, stats, models, draining, chosen) {
   };
   return {
     seconds: span ? span.seconds : 0,
-    ready: stats.ready,
-    reasons: stats.reasons,
-    draining,
-    models,
-    peers: stats.peers,
     live: sum(stats.live),
     ever: Object.values(stats.models).reduce((n, m) => n + sum(m.endings), 0),
     total,
     byModel,
-    refusals,
-    refused: sum(refusals),
+    refused: span ? sum(grown(span.now.refusals, span.before.refusals)) : 0,
     lag99: span ? quantile(minus(span.now.lag, span.before.lag), bounds.lag, 0.99) : null,
     model,
     quantiles,

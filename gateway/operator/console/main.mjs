@@ -19,7 +19,7 @@ const DOTS = {live: ["good", "live"], paused: ["warn", "paused"], stale: ["warn"
 
 function App() {
   const {page, stats} = state, now = phase();
-  const figures = stats && state.points.length ? summary(state.points, stats, state.models || [], isDraining(), state.chosen) : null;
+  const figures = stats && state.points.length ? summary(state.points, stats, state.chosen) : null;
   const Page = PAGES[page] || Drain;
   return html`<a class="skip" href="#main" onClick=${skip}>Skip to the page</a>
     <${Header} now=${now} />

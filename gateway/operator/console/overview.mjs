@@ -5,25 +5,26 @@ import {change, changes, quantile, series, sum} from "./figures.mjs";
 import {html} from "./html.mjs";
 import {state, changed} from "./state.mjs";
 import {NONE, bytes, count, duration, rate, roughly, several, share} from "./units.mjs";
-import {verdict} from "./verdict.mjs";
-import {Card, Cell, PartsBar, Prose, StateBadge, Table, Badge} from "./widgets.mjs";
+import {Card, Cell, PartsBar, StateBadge, Table, Badge} from "./widgets.mjs";
 
 const SECONDS = 300, SMOOTH = 10; // of the charts, and of the span that a point of one is about
 const KINDS = ["model", "slot", "input", "flush", "begin"];
 const HOPS = {send: "room", bodies: "model", received: "input", assembling: "flush", large: "begin"};
+const TARGETS = {model: "#/models/", peer: "#/streams?peer=", incident: "#/incidents/"};
 const HOP_WORDS = {send: "send queues", bodies: "bodies", received: "received", assembling: "assembling", large: "large parts"};
 
 export function Overview({figures}) {
   if (!figures) return html`<${Card} label="Verdict"><p class="verdict">–</p><//><${Numbers} /><${Models} figures=${null} />`;
-  const told = verdict(figures);
+  const told = state.stats.verdict, empty = told.kind === "empty";
+  const links = ["model", "peer", "incident"].filter(of => told[of]);
   return html`
     <${Card} level=${told.level} label="Verdict">
-      <p class="verdict" role="status" data-rule=${told.rule}>${told.title}</p>
-      ${told.rule === "empty" ? html`<${First} />` : html`<p class="muted"><${Prose} pieces=${told.detail} /></p>
-        ${figures.total && sum(figures.total.spent) > 0 && html`<${PartsBar} spent=${figures.total.spent} />`}`}
+      <p class="verdict" role="status" data-rule=${told.kind}>${told.sentence}</p>
+      ${empty ? html`<${First} />` : html`<p class="muted">${told.detail}${links.map(of => html` <a href=${TARGETS[of] + encodeURIComponent(told[of])}>${of} ${told[of]}</a>`)}</p>
+        ${sum(told.spent) > 0 && html`<${PartsBar} spent=${told.spent} />`}`}
     <//>
     <${Numbers} figures=${figures} />
-    ${told.rule !== "empty" && html`<div class="two"><${Items} /><${Durations} figures=${figures} /><${Memory} figures=${figures} /><${Recent} /></div>`}
+    ${!empty && html`<div class="two"><${Items} /><${Durations} figures=${figures} /><${Memory} figures=${figures} /><${Recent} /></div>`}
     <${Models} figures=${figures} />`;
 }
 

@@ -25,9 +25,6 @@ export function StateBadge({model}) {
 /** Seconds since the models were told. */
 export const age = () => (performance.now() - state.modelsAt) / 1000;
 
-/** Texts and links in a row: ["One address, ", {text, href}]. */
-export const Prose = ({pieces}) => pieces.map(piece => (typeof piece === "string" ? piece : html`<a href=${piece.href}>${piece.text}</a>`));
-
 /** Where time went: a bar and its legend. */
 export function PartsBar({spent, height, seconds}) {
   const total = PARTS.reduce((n, part) => n + (spent[part] || 0), 0);
