@@ -51,6 +51,12 @@ def _asking(function: F) -> F:
     return function
 
 
+_interval = click.option(
+    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, metavar="SECONDS",
+    help="Time between two looks.",
+)  # fmt: skip
+
+
 def _command(name: str, short: str, *examples: str) -> Callable[[F], click.Command]:
     said = "\n  ".join(examples)
     return click.command(name, short_help=short, epilog=f"\n\b\nExamples:\n  {said}\n{EXIT_STATUS}")
@@ -164,14 +170,7 @@ def restart(given: CommandLine, /, name: str, instance: int, as_json: bool, **wh
     "everywire models live --json | jq 'select(.waits_for == \"room\").peer'",
 )
 @click.option("--follow", is_flag=True, help="Say what opens, changes and closes, until the server ends.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 60),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With --follow: how often it looks.",
-)
+@_interval
 @_asking
 @click.pass_obj
 def live(given: CommandLine, /, follow: bool, interval: float, as_json: bool, **where: Any) -> NoReturn:
@@ -246,22 +245,15 @@ COMMANDS = (list_models, load, unload, reload, restart, live, drain)
     "everywire --set operator.port=8090 top",
     "everywire top --url http://127.0.0.1:8090",
     "everywire top --url http://127.0.0.1:8090 --once",
-    "everywire top --url http://127.0.0.1:8090 --json | jq .memory.used",
+    "everywire top --url http://127.0.0.1:8090 --json | jq -r .verdict.sentence",
 )
 @click.option("--once", is_flag=True, help="Print one frame.  [default: where standard output is no terminal]")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 60),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often it looks.",
-)
+@_interval
 @_asking
 @click.pass_obj
 def top(given: CommandLine, /, once: bool, interval: float, as_json: bool, **where: Any) -> NoReturn:
-    """Show where the time of a running server's streams goes, how each model fares, and which streams have waited longest.
-    Rates are those between two looks. It changes nothing.
+    """Say who is slow on a running server: the verdict and the bar of parts that proves it, both of the last minute; how
+    each model fares; which streams have waited longest. Rates are those between two looks. It changes nothing.
 
     Keys: q quits, s sorts streams by another column, f shows those that wait for one thing alone, p pauses."""
 

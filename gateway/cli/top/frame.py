@@ -40,13 +40,13 @@ class Shown:
 
 
 def frame(before: Look | None, now: Look, shown: Shown, *, width: int, height: int) -> list[str]:
-    """The lines, none wider than `width` and at most `height` of them. Rates are those between the two looks, or since the
-    server began where there is no earlier one."""
+    """The lines, none wider than `width` and at most `height` of them. The verdict and its bar are the server's, of the last
+    minute. Rates are those between the two looks, or since the server began if there is no earlier one."""
     stats = now.stats
     earlier = None if before is None else before.stats
     seconds = stats["uptime"] if earlier is None else max(stats["at"] - earlier["at"], 0.001)
     changes = {name: _Change(one, earlier, name, stats["bounds"]) for name, one in stats["models"].items()}
-    lines = [_head(stats, now.models, width), _parts(stats, changes, seconds), ""]
+    lines = [_head(stats, now.models, width), escape(stats["verdict"]["sentence"]), _parts(stats, changes, seconds), ""]
     lines += _table(_MODELS, [_model_row(model, changes.get(model["name"]), seconds) for model in now.models])
     streams = [stream for stream in now.streams if shown.waits_for in ("", stream["waits_for"])]
     streams.sort(key=lambda stream: -float(stream[shown.sort]))
@@ -70,7 +70,6 @@ class _Change:
     ) -> None:
         was = {} if earlier is None else earlier["models"].get(name, {})
         self.endings = _less(now["endings"], was.get("endings", {}))
-        self.spent = _less(now["spent"], was.get("spent", {}))
         self.items = max(now["items_out"] - was.get("items_out", 0), 0)
         self._buckets = {key: _less_each(now[key], was.get(key)) for key in ("first", "duration")}
         self._bounds = bounds
@@ -110,8 +109,8 @@ def _head(stats: Mapping[str, Any], models: Sequence[Mapping[str, Any]], width: 
 
 
 def _parts(stats: Mapping[str, Any], changes: Mapping[str, _Change], seconds: float) -> str:
-    """The shares of all streams' time by part, in percent, then rates."""
-    spent = {part: sum(change.spent.get(part, 0.0) for change in changes.values()) for part in PARTS}
+    """The shares of all streams' time by part, in percent, as the verdict has them; then rates."""
+    spent = {part: stats["verdict"]["spent"].get(part, 0.0) for part in PARTS}
     total = sum(spent.values())
     said = []
     for part, taken in sorted(spent.items(), key=lambda one: -one[1]):

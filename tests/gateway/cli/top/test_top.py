@@ -36,11 +36,12 @@ def lines_of(
 
 
 def test_a_frame_says_where_time_goes_and_who_waits() -> None:
-    head, parts, _, *rest = lines_of()
+    head, said, parts, _, *rest = lines_of()
     assert head.startswith("everywire 0.1.0  http://127.0.0.1:21580  READY ")
     assert head.endswith(" up 3.3s")
     assert len(head) == 120
-    bars = "model █████████████ 50  slot ████████ 33  room ████ 17"
+    assert said == "shout is full: 2 of 2 slots, 1 queued, 3.5 s for a slot"
+    bars = "model ████████████ 48  slot █████████ 36  room ████ 15"
     assert parts == f"{bars}    5 live  1.0 req/s  9.9 items/s  0.0 % err"
     assert rest[0].split() == ["MODEL", "STATE", "SLOTS", "QUEUED", "REQ/S", "FIRST", "p50/p99", "p99", "ERR"]
     assert rest[3].split() == ["shout", "ready", "2/2", "1", "1.0", "2.5s/2.5s", "2.5s", "0.0%"]
@@ -58,7 +59,7 @@ def test_a_server_that_has_begun_anew_has_no_rate_below_zero() -> None:
     anew = copy.deepcopy(LOOKS[0])
     anew["stats"]["at"] = NOW.stats["at"] + 1
     anew["stats"]["models"]["flaky"]["endings"]["model-error"] = 1
-    assert " 0.0 req/s  0.0 items/s  0.0 % err" in lines_of(NOW, Look(**anew))[1]
+    assert " 0.0 req/s  0.0 items/s  0.0 % err" in lines_of(NOW, Look(**anew))[2]
 
 
 def test_a_server_that_is_not_ready_says_why() -> None:
@@ -79,13 +80,14 @@ def test_no_frame_is_larger_than_its_screen(width: int, height: int) -> None:
 def test_what_peers_choose_cannot_drive_a_terminal() -> None:
     streams = copy.deepcopy(list(NOW.streams))
     streams[0]["model"] = "\x1b[2J\n" + "m" * 200
-    assert all(line.isprintable() for line in lines_of(now=Look(stats=NOW.stats, models=NOW.models, streams=streams)))
+    stats = {**NOW.stats, "verdict": {**NOW.stats["verdict"], "sentence": "\x1b[2J fails"}}
+    assert all(line.isprintable() for line in lines_of(now=Look(stats=stats, models=NOW.models, streams=streams)))
 
 
 def test_streams_are_chosen_and_sorted() -> None:
     *_, stream, foot = lines_of(waits_for="slot")
     assert (stream.split()[:3], foot[:29]) == (["1cb55ac06", "shout", "slot"], "1 stream: those that wait for")
-    assert lines_of(sort="bytes_out")[10].startswith("1cb55ac09  fast")
+    assert lines_of(sort="bytes_out")[11].startswith("1cb55ac09  fast")
     assert lines_of(paused=True)[-1].endswith("PAUSED")
 
 
