@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from benchmarks import culprits as blamed
 from benchmarks import faults as worst
 from benchmarks import guard as guards
 from benchmarks import neighbours as beside
@@ -41,6 +42,7 @@ Examples:
   python -m benchmarks neighbours resets             what a good client waits beside a bad one
   python -m benchmarks processes unary               what a process of its own costs a call
   python -m benchmarks faults crash                  what everybody has of a model that crashes in its process
+  python -m benchmarks culprits                      does the server say who is slow, and how soon
 
 \b
 How to read it: figures are CPU time of the server for each unit of work, as the kernel counts it,
@@ -203,6 +205,28 @@ def faults(names: tuple[str, ...], file: Path | None) -> None:
     lost = [row.fault for row in rows if row.lost]
     if lost:
         raise click.ClickException(f"streams of other models were lost beside {', '.join(lost)}")
+
+
+@program.command(short_help="Does the server say who is slow, and how soon.")
+@click.argument("names", nargs=-1, metavar="[LOADS]...")
+@_json
+def culprits(names: tuple[str, ...], file: Path | None) -> None:
+    """Serve models with an operator plane, make loads that have one culprit each (clients that do not read, a full queue, a
+    model that fails, a model that blocks the event loop), and print after how many seconds the verdict of `/stats` names it.
+    All loads, or LOADS; under 40 seconds each. Fails, with exit status 1, where a culprit is not named."""
+    rows: list[blamed.Told] = []
+    for name in _chosen(names, blamed.LOADS, "load"):
+        click.echo(f"measuring {name}", err=True)
+        try:
+            rows.append(blamed.measure(name))
+        except (*FAILURES, OSError) as error:
+            raise click.ClickException(f"{name}: {error}") from None
+    click.echo(report.table(blamed.HEADS, [blamed.cells(row) for row in rows], left=len(blamed.HEADS)))
+    if file is not None:
+        _write(file, culprits=[asdict(row) for row in rows])
+    unnamed = [row.load for row in rows if not row.named]
+    if unnamed:
+        raise click.ClickException(f"the verdict does not name the culprit of {', '.join(unnamed)}")
 
 
 @program.command(short_help="What a process of its own costs a model.")

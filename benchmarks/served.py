@@ -1,8 +1,11 @@
-"""The token source that the benchmarks serve: as many tokens as are asked for, as fast as they are taken."""
+"""Models that the benchmarks serve: a fast source of tokens, and models that are each to blame for something."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
+
+import trio
 
 from models.messages import Prompt, Token
 
@@ -11,3 +14,28 @@ async def tokens(prompt: Prompt) -> AsyncIterator[Token]:
     """`max_new_tokens` tokens that cost nothing to make."""
     for number in range(prompt.parameters.max_new_tokens):
         yield Token(id=number, text=" token", log_prob=-0.5)
+
+
+async def floods(prompt: Prompt) -> AsyncIterator[str]:
+    """Yields 2 KB of text for each token, as fast as the client takes it."""
+    for _ in range(prompt.parameters.max_new_tokens):
+        yield "flood ".ljust(2000, ".")
+
+
+async def naps(prompt: Prompt) -> AsyncIterator[str]:
+    """Holds its slot for half a second."""
+    await trio.sleep(0.5)
+    yield "slept"
+
+
+async def fails(prompt: Prompt) -> AsyncIterator[str]:
+    """Raises if the prompt is `fail`."""
+    if prompt.text == "fail":
+        raise RuntimeError("the prompt is 'fail'")
+    yield "well"
+
+
+async def blocks(prompt: Prompt) -> AsyncIterator[str]:
+    """Sleeps on the event loop's own thread."""
+    time.sleep(0.2)  # noqa: ASYNC251  # that is its fault
+    yield "slept"

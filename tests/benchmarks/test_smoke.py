@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import faults, neighbours, processes, servers, spans
+from benchmarks import culprits, faults, neighbours, processes, servers, spans
 from benchmarks.against import changes
 from benchmarks.cli import program
 from benchmarks.comparison import compare
@@ -47,6 +47,21 @@ def test_what_a_client_waits_beside_another_is_measured(load: str) -> None:
     for waits in (kept, fresh):
         assert waits.asked > 0
         assert 0 < waits.median <= waits.p99 <= waits.worst
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("load", culprits.LOADS)
+def test_the_verdict_names_the_culprit_of_a_load(load: str) -> None:
+    assert culprits.measure(load, well=0, holds=0).named
+
+
+@pytest.mark.programs
+def test_a_culprit_that_is_not_named_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprits, "PATIENCE", 0.5)
+    monkeypatch.setitem(culprits.LOADS, "full-queue", (lambda port: [], "refusing", "naps"))
+    done = CliRunner().invoke(program, ["culprits", "full-queue"])
+    assert done.exit_code == 1
+    assert "the verdict does not name the culprit of full-queue" in done.output
 
 
 _LOST = "the process of model '{}' ended; try again"
