@@ -239,10 +239,11 @@ class Gateway:
         finally:
             await transport.aclose()
 
-    async def serve_asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_asgi(self, scope: Scope, receive: Receive, send: Send, *, by_operator: bool = False) -> None:
         """Serves one call that an ASGI server has accepted, HTTP or WebSocket, for `gateway.asgi.ASGIApp`. `serve` must be
-        running; where it is not, the answer is 503."""
-        await self.acceptor.serve_call(scope, receive, send)
+        running; where it is not, the answer is 503. `by_operator`: whoever calls this has checked who asks, and neither a
+        key nor a signature is looked for."""
+        await self.acceptor.serve_call(scope, receive, send, by_operator=by_operator)
 
     async def listening(self) -> None:
         """Returns when `serve` has opened its ports, while the models may still be loading."""

@@ -162,7 +162,7 @@ ROOMS = {
     "dialects.grpc": {*_DIALECTS, "dialects.v2", "telemetry"},
     "dialects.routes": {*_DIALECTS, "dialects.text", "dialects.v2", "dialects.aws", "dialects.grpc"},
     "containers": {"client", "catalog", "core", "net", "telemetry", "config"},
-    "operator": {"hypercorn", "telemetry", "workers", "catalog", "serving", "core", "net", "config"},
+    "operator": {"hypercorn", "wires", "telemetry", "workers", "catalog", "serving", "core", "net", "config"},
     "gateway": {*_SERVED, "containers", "operator"},
     "asgi": {"gateway", "wires"},
     "testing": {*_SERVED, "instances", "gateway"} - {"hypercorn"},

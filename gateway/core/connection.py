@@ -103,6 +103,8 @@ class Connection:
         "requests", "routed", "server", "strangers", "transport", "whole_answer", "wire",
     )  # fmt: skip
 
+    by_operator = False
+
     def __init__(
         self,
         server: Server,

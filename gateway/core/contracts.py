@@ -145,6 +145,8 @@ class Owner(Protocol):
     anything: for the dispatcher alone."""
     strangers: int
     """Its requests that were refused for want of a right key."""
+    by_operator: bool
+    """True if its requests come by the operator plane, which has checked who asks: no key or signature is looked for."""
 
     @property
     def door(self) -> Door:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, final
 import msgspec
 import trio
 from msgspec import UNSET, UnsetType
+from starlette.types import ASGIApp
 
 from gateway.config import Config, LimitsConfig
 from gateway.config.text import show
@@ -51,6 +52,7 @@ class ParentAnswers:
 
     def __init__(self, parent: Parent) -> None:
         self.place: PlaneSite = self
+        self.play: ASGIApp | None = None  # models run in the fronts
         self._parent = parent
         self.config: Config = parent.config
         self.limits: LimitsConfig = parent.config.limits

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TypeAlias, final
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from gateway.addresses import UNIX, Host, places_of, written_ip
@@ -128,7 +128,7 @@ def section_of(config: OperatorConfig | MetricsConfig) -> str:
     return "operator" if isinstance(config, OperatorConfig) else "metrics"
 
 
-def address_of(request: Request) -> str:
+def address_of(request: HTTPConnection) -> str:
     """The address of a request's client, for the log; a client of a Unix socket has none of its own."""
     client = request.client
     return written_ip(client.host, client.port) if client else UNIX
@@ -152,26 +152,37 @@ class Access:
         self._names = frozenset(name.lower().rstrip(".") for name in (*hosts, *named, "localhost"))
         # a scraper elsewhere calls metrics by whatever name it finds them by, and so may everybody there
         self._open = isinstance(config, MetricsConfig) and not is_local(config.host)
+        self._local = is_local(config.host)
 
     @property
     def demands_token(self) -> bool:
         return self.tokens.demanded
+
+    @property
+    def private(self) -> bool:
+        """True if a stranger cannot get in: the plane is on this machine alone, or demands a token."""
+        return self._local or self.tokens.demanded
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint behind the rules; what they refuse raises Unauthorized or Misdirected."""
 
         @wraps(endpoint)
         async def checked(request: Request) -> Response:
-            try:
-                self._check(request)
-            except GatewayError as e:
-                peer, why = address_of(request), e.message.partition(":")[0]
-                path = escape(request.url.path[:200])
-                log.warning(f"{self._section} request refused", extra={"peer": peer, "path": path, "reason": why})
-                raise
+            self.check(request)
             return await endpoint(request)
 
         return checked
+
+    def check(self, request: HTTPConnection, *, known: bool = False) -> None:
+        """Raises Unauthorized or Misdirected if the rules refuse a request, and logs that. `known`: it has a ticket, which
+        somebody with a token has asked for."""
+        try:
+            self._check(request, known=known)
+        except GatewayError as e:
+            peer, why = address_of(request), e.message.partition(":")[0]
+            path = escape(request.url.path[:200])
+            log.warning(f"{self._section} request refused", extra={"peer": peer, "path": path, "reason": why})
+            raise
 
     def allows(self, request: Request) -> bool:
         """Whether the rules let it pass."""
@@ -181,23 +192,23 @@ class Access:
             return False
         return True
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: HTTPConnection, *, known: bool = False) -> None:
         if not self.tokens.demanded:
             if not self._open:
                 self._check_browser(request)
-        elif not self.tokens.open(request.headers.get("authorization", "")):
+        elif not known and not self.tokens.open(request.headers.get("authorization", "")):
             said = "a wrong token" if "authorization" in request.headers else "no token"
             where = "the server's operator.token, or one of operator.token_file"
             if self._section == "metrics":
                 where = "a token of the server's metrics.token_file"
             raise Unauthorized(self._section, f"{said}: send `Authorization: Bearer TOKEN` with {where}")
 
-    def _check_browser(self, request: Request) -> None:
+    def _check_browser(self, request: HTTPConnection) -> None:
         host = request.headers.get("host", "")
         if not self._may_be_called(host):
             more = ", or set operator.hosts" if self._section == "operator" else ""
             raise Misdirected(f"this server is not called {show(host[:100])}: use an address or localhost{more}")
-        if request.method in _SAFE:
+        if request.scope.get("method") in _SAFE:  # a WebSocket has none, and may change something
             return
         origin = request.headers.get("origin")
         site = request.headers.get("sec-fetch-site", "none")

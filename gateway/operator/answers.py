@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Protocol, final
 
 import msgspec
 import trio
+from starlette.types import ASGIApp
 
 from gateway.config.text import show, text_without_secrets
 from gateway.core.exchange import Exchange
@@ -50,6 +52,9 @@ class Answers(Protocol):
 
     place: PlaneSite
     """Where the plane is, and by what rules."""
+
+    play: ASGIApp | None
+    """Serves the calls of the playground, as the operator's; None where this process runs no models."""
 
     def operate(self) -> None:
         """A plane asks from now on: incidents are kept."""
@@ -110,6 +115,7 @@ class GatewayAnswers:
         self.place: PlaneSite = gateway
         self._metrics = gateway.metrics  # from now on exchanges are counted
         self.begin_drain, self.reported = gateway.begin_drain, gateway.reported
+        self.play: ASGIApp | None = partial(gateway.serve_asgi, by_operator=True)
         self._began = time.monotonic()
         self.explained = Incidents(tracebacks=gateway.config.operator.tracebacks)
         """The incidents that the log has explained since `operate`."""

@@ -17,13 +17,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from gateway.config.text import show
 from gateway.errors import BadRequest, GatewayError, Overloaded, TooLarge
 from gateway.operator.access import Access, Endpoint, address_of
 from gateway.operator.answers import Answers, GatewayAnswers
-from gateway.operator.console_files import console_response
+from gateway.operator.console import console_response
 from gateway.operator.events import EventStream
 from gateway.operator.history import LONGEST, History
 from gateway.operator.operated import Operated
@@ -44,6 +44,7 @@ from gateway.operator.operations import (
     StreamQuery,
     document,
 )
+from gateway.operator.playground import Playground
 from gateway.untrusted_text import escape
 from gateway.version import version
 
@@ -84,7 +85,7 @@ def metrics_app(answers: Answers, access: Access) -> Starlette:
     return _application(answers, access, _Routes(answers, access, History(answers.stats, answers.serving)).of_metrics())
 
 
-def _application(answers: Answers, access: Access, routes: list[Route]) -> Starlette:
+def _application(answers: Answers, access: Access, routes: list[BaseRoute]) -> Starlette:
     if access.tokens.file is not None:
         answers.place.watch_file(access.tokens.file, access.tokens.reload)
     return Starlette(
@@ -97,8 +98,9 @@ class _Routes:
     def __init__(self, answers: Answers, access: Access, history: History) -> None:
         self._answers, self._access, self._history = answers, access, history
         self._readers = trio.Semaphore(_READERS)
+        self._playground = Playground(answers, access)
 
-    def all(self) -> list[Route]:
+    def all(self) -> list[BaseRoute]:
         handlers: dict[str, Endpoint] = {
             "console": self._console,
             "console_file": self._console_file,
@@ -119,12 +121,13 @@ class _Routes:
             "events": self._events,
             "incidents": self._incidents,
             "incident": self._incident,
+            "ticket": self._ticket,
             "report": self._report,
             "drain": self._drain,
             "level": self._level,
             "set_level": self._set_level,
         }
-        routes = []
+        routes = list[BaseRoute]()
         for operation in OPERATIONS:
             handler = handlers[operation.name]
             if operation.name not in OPEN:
@@ -132,9 +135,9 @@ class _Routes:
             # a name in the multi-model API may have a slash, and so has a file of the console
             paths = [path.replace("{name}", "{name:path}").replace("{file}", "{file:path}") for path in operation.paths]
             routes += [Route(path, handler, methods=[operation.method]) for path in paths]
-        return routes
+        return [*routes, Mount("/play", self._playground)]
 
-    def of_metrics(self) -> list[Route]:
+    def of_metrics(self) -> list[BaseRoute]:
         return [
             Route("/metrics", self._access.guarded(self._metrics), methods=["GET"]),
             Route("/v2/health/live", self._live, methods=["GET"]),
@@ -236,6 +239,12 @@ class _Routes:
 
     async def _incident(self, request: Request) -> Response:
         return _answer(await self._answers.incident(str(request.path_params["id"])))
+
+    # -- the playground ----------------------------------------------------------------------------------------------
+
+    async def _ticket(self, request: Request) -> Response:
+        await _body(request, Nothing)
+        return _answer(self._playground.ticket())
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

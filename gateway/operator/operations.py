@@ -75,6 +75,17 @@ class IncidentsView(msgspec.Struct, kw_only=True):
     incidents: list[IncidentView]
 
 
+class TicketView(msgspec.Struct, kw_only=True, frozen=True):
+    """What a browser needs for one WebSocket of the playground."""
+
+    ticket: str
+    """It opens one WebSocket within 10 seconds, as the subprotocol `everywire.ticket.TICKET` beside `everywire.play`."""
+    path: str
+    """Below /play: with the name of a model in the place of `{name}`."""
+    end: str
+    """The text message that ends the input; the answer may go on."""
+
+
 class DrainView(msgspec.Struct, kw_only=True):
     """Whether the server drains, and the report once it is over."""
 
@@ -120,7 +131,8 @@ class LevelRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 _DESCRIPTION = (
     "Manages a gateway and watches it. Where the server has a token, each request but those of health and the console "
-    "brings it as `Authorization: Bearer TOKEN`. Every error has a JSON body with `error`, in words, and `code`."
+    "brings it as `Authorization: Bearer TOKEN`. Below /play are the paths of the data port. "
+    "Every error has a JSON body with `error`, in words, and `code`."
 )
 _CAPTURED = {
     "name": "The name of a model.",
@@ -136,6 +148,7 @@ _ERRORS = {
     408: "The body did not come.",
     409: "The model or its process is on its way in or out, or the model has none; the stream's answer is complete already.",
     413: "The body is larger than 64 KiB.",
+    429: "As much is under way as may be.",
     500: "The model's own code failed, or the server did.",
     503: "Not now: it may be tried again.",
     507: "The model does not fit into memory beside the others.",
@@ -333,6 +346,14 @@ OPERATIONS: tuple[Operation, ...] = (
         paths=("/incidents/{id}",),
         summary="The group of an incident, by any of its numbers, with the traceback.",
         answers=_answers(IncidentView, "The group.", *_ACCESS, 404),
+    ),
+    Operation(
+        name="ticket",
+        method="POST",
+        paths=("/play/ticket",),
+        summary="A word that opens one WebSocket of the playground, whose calls are the data port's paths below /play.",
+        bodies=(Body(type=Nothing),),
+        answers=_answers(TicketView, "The word, and how a model is called with it.", *_BODY, *_ACCESS, 404, 409, 429),
     ),
     Operation(
         name="report",

@@ -101,6 +101,8 @@ class ClientAccess:
     def look(self, exchange: Exchange, row: Row | None, arguments: Mapping[str, Any]) -> Admittance | None:
         """What is decided of a request's head; None where there is nothing to decide. `row` is the one that it asks for, and
         `arguments` what its path captures; None: there is none. What it may not ask for is raised."""
+        if exchange.owner.by_operator:
+            return None  # the plane has asked for its token, and for a browser's site, by its own rules
         pages, beside = self._pages, self._pages.told
         if self._named and not pages.is_called(exchange.request):
             host = show(exchange.request.authority[:100].decode("latin-1"))

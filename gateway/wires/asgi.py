@@ -56,8 +56,9 @@ class ASGICall:
 
     windowed, exclusive = False, False
 
-    def __init__(self, server: Server, scope: Scope) -> None:
-        self.server = server
+    def __init__(self, server: Server, scope: Scope, *, by_operator: bool = False) -> None:
+        """`by_operator`: it has come by the operator plane, which has checked who asks."""
+        self.server, self.by_operator = server, by_operator
         self.limits, self.pool, self.clock = server.limits, server.pool, server.clock
         self.door = server.door
         self._socket = scope["type"] == "websocket"

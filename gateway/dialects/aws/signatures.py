@@ -54,11 +54,13 @@ class Signatures:
         return self._verifier is not None
 
     def claim(self, exchange: Exchange, *, streaming: bool = False) -> VerifiedHead | None:
-        """Verifies the head. None where signatures are off, and for a request without one that has come in by a key or a
-        certificate. `streaming`: the body is an event stream, signed event by event. Forbidden where AWS would refuse it."""
+        """Verifies the head. None where signatures are off, and for a request without one that has come in by a key, a
+        certificate or the operator plane. `streaming`: the body is an event stream, signed event by event. Forbidden where
+        AWS would refuse it."""
         if self._verifier is None:
             return None
-        if exchange.permit is not None or exchange.owner.client_certificate is not None:
+        owner = exchange.owner
+        if exchange.permit is not None or owner.client_certificate is not None or owner.by_operator:
             signed = any(is_signed(value) for value in exchange.header_values(b"authorization"))
             if not signed:
                 return None

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gateway.errors import NotFound
 
-FOLDER = Path(__file__).parent / "console"
+FOLDER = Path(__file__).parent
 PAGE = "index.html"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; worker-src 'self'; "
