@@ -1,1 +1,1 @@
-"""Model workers and the rules by which they are restarted. May import config."""
+"""Model workers, and the rules by which they are restarted. May import config."""

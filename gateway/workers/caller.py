@@ -1,4 +1,4 @@
-"""What a worker asks of whoever calls a model, and of whoever watches its calls."""
+"""The interfaces that a worker needs of a model's callers, and of the tracing of its calls."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """Whoever calls a model: an exchange is one."""
+    """A caller of a model, such as an exchange."""
 
     incident: str
-    """The id of the log's line that explains its failure; written by the worker."""
+    """The id of the log line that explains its failure. The worker sets it."""
     stopped_by: str
-    """`gateway` where that has stopped the model before it had returned; written by the worker."""
+    """`gateway` if the gateway stopped the model before it had returned. The worker sets it."""
     instance: int
-    """The number of the process of its model that was called; written by the slot, and not set before."""
+    """The number of the model's process that was called. The slot sets it; before that it has no value."""
 
     had_slot: bool
-    """Whether it has a slot, or had one; written by the slot, and not set before."""
+    """True if the caller has a slot, or had one. The slot sets it; before that it has no value."""
 
     @property
     def id(self) -> str: ...
     @property
     def priority(self) -> int:
-        """The level at which it waits for a slot: `gateway.workers.slots`."""
+        """The level at which it waits for a slot: see `gateway.workers.slots`."""
         ...
 
     @property
     def key(self) -> Party | None:
-        """That of the key which it has shown; None where it has shown none."""
+        """The party of the key that the caller sent; None without a key."""
         ...
 
     @property
     def party(self) -> Party:
-        """Whom its slot is counted for."""
+        """The party that its slot counts for."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class Caller(Protocol):
 
     @property
     def bytes_in(self) -> int:
-        """Of its body."""
+        """Bytes of its body."""
         ...
 
     @property
@@ -59,31 +59,32 @@ class Caller(Protocol):
 
     @property
     def deadline(self) -> float:
-        """On Trio's clock; infinite where there is none."""
+        """The deadline on Trio's clock; infinite if there is none."""
         ...
 
     @property
     def gone(self) -> bool:
-        """Whether its client has left."""
+        """True if its client has disconnected."""
         ...
 
     @property
     def ending(self) -> Ending | None:
-        """Its one ending, once that is decided."""
+        """Its one ending; None before that is decided."""
         ...
 
     @property
     def cancelled_at(self) -> float | None:
-        """When its work was told to stop, or its time was over, on Trio's clock; None: neither was so."""
+        """The time on Trio's clock at which its work was told to stop, or its deadline passed; None before either."""
         ...
 
     @property
     def interruption_or_deadline(self) -> GatewayError:
-        """Why it is to stop."""
+        """The error that stops it."""
         ...
 
     def silence(self, now: float) -> float:
-        """Seconds, since it had its slot, for which its client could have said something and no byte has gone either way."""
+        """Returns the seconds without a byte in either direction in which its client could have sent something. The time
+        before its slot does not count."""
         ...
 
     def interrupt(self, error: GatewayError) -> None:
@@ -91,33 +92,33 @@ class Caller(Protocol):
         ...
 
     def limit_time(self, seconds: float, setting: str) -> None:
-        """It ends, with the name of the setting, that many seconds from now."""
+        """Ends it that many seconds from now, with an error that names the setting."""
         ...
 
     def reserve_objects(self, n: int) -> Callable[[], None]:
-        """Pays so many bytes from the budget; what comes back gives them back."""
+        """Takes `n` bytes from the budget. Returns a function that gives them back."""
         ...
 
     def slot_wait_began(self) -> None:
-        """It waits for a slot from now on."""
+        """Notes that it waits for a slot from now on."""
         ...
 
     def slot_wait_over(self) -> None:
-        """It has one, or waits no longer."""
+        """Notes that it has a slot, or waits no longer."""
         ...
 
 
 class CallSpans(Protocol):
-    """Makes spans of a model's calls."""
+    """Makes the spans of a model's calls."""
 
     def waited(self, model: str, asked: int) -> None:
-        """The current exchange has waited for a slot, since `asked` on `perf_counter_ns`."""
+        """Records that the current exchange has waited for a slot, since `asked` on `perf_counter_ns`."""
         ...
 
     def model(self, spec: ModelSpec, model: Model) -> Model:
-        """The model, with a span around each call."""
+        """Returns the model with a span around each call."""
         ...
 
     def batched(self, spec: ModelSpec) -> ModelSpec:
-        """The model before its requests are joined, with a span around each batch."""
+        """Returns the spec of a model whose requests are batched, with a span around each batch."""
         ...

@@ -1,4 +1,4 @@
-"""Whether a crashed worker starts again, and when: a pure decision."""
+"""Decides if and when a crashed worker starts again, as a pure function."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from models.spec import Restart, RestartPolicy
 
-_DOUBLINGS = 64  # more than any wait needs, and no overflow
+_DOUBLINGS = 64  # more than any wait needs, without an overflow
 
 
 def decide(
     policy: RestartPolicy, crashes: Sequence[float], now: float, *, ended: bool = False, chance: float = 0.0
 ) -> float | None:
-    """Seconds to wait before the next start, or None where there is none.
+    """Returns the seconds to wait before the next start; None if the model is not started again.
 
-    `crashes` are the times of all crashes so far, the last one included, on the clock of `now`. More than `intensity`
-    of them within `period` seconds is too many (OTP's supervisor rule); below that the wait doubles from `backoff`
-    with each crash in the period, up to `backoff_max`. `ended` says that the last was none, but an end that nobody had
-    asked for: a transient model is not started again after that, a permanent one is, and it counts as a crash. `chance`,
-    from 0 to 1, is how much of the policy's jitter is taken off the wait.
+    `crashes` are the times of all crashes so far, including the last one, on the clock of `now`. More than `intensity` of
+    them within `period` seconds are too many (OTP's supervisor rule). Below that, the wait is `backoff` and doubles with
+    each crash in the period, up to `backoff_max`. `ended`: the model did not crash, but ended by itself. A transient model
+    is not started again then; a permanent one is, and the end counts as a crash. `chance`, from 0 to 1, is the share of the
+    policy's jitter that is taken off the wait.
     """
     if policy.kind is Restart.TEMPORARY or (ended and policy.kind is Restart.TRANSIENT):
         return None
@@ -29,5 +29,5 @@ def decide(
 
 
 def within_period(policy: RestartPolicy, crashes: Sequence[float], now: float) -> list[float]:
-    """The crashes that still count: `period` seconds old or less."""
+    """Returns the crashes that still count: those of the last `period` seconds."""
     return [t for t in crashes if now - t <= policy.period]

@@ -1,4 +1,4 @@
-"""One place in a model's capacity: what a call holds from its first moment until nothing of its session is left."""
+"""One place in a model's capacity, which a call holds until nothing of its session is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.blocking import BackgroundSteps, Step, StepHolder, reset_step_holder
 
 
 class Capacity(Protocol):
-    """What one slot asks of them all."""
+    """The interface that a slot needs of the model's `Slots`."""
 
     live: set[Caller]
     lingering: set[Slot]
@@ -32,12 +32,12 @@ class Capacity(Protocol):
 
 @final
 class Slot(StepHolder):
-    """One place in a model's capacity, as a context manager. It is free when the session and every blocking step of
-    it are over.
+    """One place in a model's capacity, as a context manager. The place is free again when the session and all its blocking
+    steps are over.
 
-    It also counts the call: as a success where the block ends without an exception, as a failure where not. A dialect that
-    knows better sets `counts` to False inside the block. One that writes its answer after the block then says `answered` or
-    `unanswered`, once; one that makes many calls of one session counts them itself.
+    It also counts the call: as a success if the block ends without an exception, otherwise as a failure. A dialect that
+    counts its calls itself sets `counts` to False inside the block. If it writes its answer after the block, it then calls
+    `answered` or `unanswered`, once. If it makes several calls of one session, it counts them in the statistics itself.
     """
 
     __slots__ = (
@@ -46,19 +46,19 @@ class Slot(StepHolder):
     )  # fmt: skip
 
     def __init__(self, slots: Capacity, caller: Caller, asked: int = 0) -> None:
-        """The place is taken already; it was `asked` for then, on `perf_counter_ns`, if not just now."""
+        """The place must be taken already. `asked`: when the caller asked for it, on `perf_counter_ns`; default: now."""
         self._slots, self.caller = slots, caller
         caller.had_slot = True
         self._holds = 1
-        self._watched = self._shared = False  # whether its end is looked at; whether others need what goes on after it
-        self._since: float | None = None  # when it was to stop, once it has ended
+        self._watched = self._shared = False  # True if its end is reported; if steps after its end serve other calls too
+        self._since: float | None = None  # once it has ended, the time at which it was told to stop
         self._holder = set_step_holder(self)
         self.counts = True
         self.told: tuple[int, ...] = ()
-        """What `answered` is to be told at the end of the block."""
+        """The arguments of `answered` at the end of the block."""
         self._began = perf_counter_ns()
         self._asked = asked or self._began
-        self._waited = 0  # in a queue of the model's own, since `take_waited`
+        self._waited = 0  # ns in the model's own queue since `take_waited`
 
     def __enter__(self) -> Slot:
         return self
@@ -72,8 +72,8 @@ class Slot(StepHolder):
                 self.unanswered(error)
 
     def leave(self, stopped: bool = False) -> None:
-        """The end of the block, without a count; `stopped` where an exception ended it. For who has no block: a `with` costs
-        more than its two calls."""
+        """Ends the slot without counting the call. `stopped`: an exception ended it. For callers that save the cost of a
+        `with` block."""
         reset_step_holder(self._holder)
         slots = self._slots
         slots.live.discard(self.caller)
@@ -85,12 +85,12 @@ class Slot(StepHolder):
         self._returned = perf_counter_ns()
 
     def answered(self, arrived: int = 0, batch: int = 1, copied: int = -1) -> None:
-        """The call was a success, of so many inferences. Its request was read from `arrived` on, on `perf_counter_ns`, until
-        the slot was asked for, where that took time; what has passed since the block is the writing of its answer. `copied`
-        are the bytes of the body that were copied or converted for its tensors, where it has some."""
+        """Counts a success of `batch` inferences. `arrived`: when the reading of the request began, on `perf_counter_ns`;
+        it ended when the slot was asked for. Default 0: it took no time. The time since the block counts as the writing of
+        the answer. `copied`: bytes of the body that were copied or converted for tensors; default -1: it has no tensors."""
         caller = self.caller
         if caller.gone and caller.ending is not Ending.COMPLETE:
-            self.unanswered()  # it was written to nobody
+            self.unanswered()  # the client has not received the answer
             return
         asked, statistics = self._asked, self._slots.statistics
         statistics.success(arrived or asked, asked, self._began + self._waited, self._returned, perf_counter_ns(), batch)
@@ -99,16 +99,16 @@ class Slot(StepHolder):
             statistics.copied += caller.copied + copied
 
     def unanswered(self, error: BaseException | None = None) -> None:
-        """The call was a failure: of this error, or of a client's leaving."""
+        """Counts a failure: by this error, or because the client has disconnected."""
         caller = self.caller
         if caller.ending is Ending.COMPLETE and isinstance(error, trio.Cancelled):
-            self.answered(*self.told)  # it left with its whole answer
+            self.answered(*self.told)  # the client disconnected after its whole answer
             return
         now = perf_counter_ns()
         self._slots.statistics.failure(now, now - self._asked, cancelled=caller.gone)
 
     def _ended(self) -> None:
-        """The session is over; it was to stop, or something of it goes on, or it is watched."""
+        """Ends a session that was told to stop, is watched, or has steps that go on."""
         self._since = self.caller.cancelled_at
         if self._holds:
             self._slots.lingering.add(self)
@@ -118,7 +118,7 @@ class Slot(StepHolder):
             self._over()
 
     def _over(self) -> None:
-        """Nothing of it is left."""
+        """Frees the place: nothing of the session is left."""
         slots = self._slots
         slots.lingering.discard(self)
         if slots.most_bytes:
@@ -131,11 +131,11 @@ class Slot(StepHolder):
             slots.released(self.caller)
 
     def weighed(self) -> None:
-        """Its end is told, for the bytes of its body."""
+        """Has its end reported, because the bytes of its body are counted."""
         self._watched = True
 
     def watched(self) -> None:
-        """It is to stop in time."""
+        """Has its time to stop watched."""
         self._watched = True
         self._slots.stuck.watch(self, self)
 
@@ -144,7 +144,7 @@ class Slot(StepHolder):
             return None
         return self.caller.cancelled_at if self._since is None else self._since
 
-    # what the steps of its model know of it
+    # -- StepHolder: called by the model's steps -----------------------------------------------------------------------
 
     @property
     def limiter(self) -> trio.CapacityLimiter:
@@ -190,6 +190,6 @@ class Slot(StepHolder):
         self._waited += ns
 
     def take_waited(self) -> int:
-        """What was spent in a queue of the model's own since the last look, for one who counts calls of a session."""
+        """Returns the nanoseconds in the model's own queue since the last call, for a dialect that counts calls itself."""
         waited, self._waited = self._waited, 0
         return waited

@@ -1,4 +1,4 @@
-"""The queue for a model's slots: who waits at which level, what each party has, and so who is next."""
+"""The queue for a model's slots: the tasks that wait at each level, the slots of each party, and the next task."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ import trio
 from gateway.party import Party
 
 LEVELS = 16
-"""Levels of priority: 1 is served first."""
+"""The number of priority levels. Level 1 is served first."""
 DEFAULT_LEVEL = 8
-"""That of a request that does not say."""
-_STALE = 64  # entries of a heap that may mean nobody any more, beside as many as mean somebody
+"""The level of a request without a priority."""
+_STALE = 64  # stale entries that a heap may have, beyond as many as are valid
 
 
 def level_of(priority: int) -> int:
-    """The level that a request's priority means: out of 1 to 16 it is the default, as Triton has it for what a model's
-    levels do not reach."""
+    """Returns the level of a request's priority. Values outside 1 to 16 count as the default, as in Triton for values
+    beyond a model's levels."""
     return priority if 1 <= priority <= LEVELS else DEFAULT_LEVEL
 
 
 def places_of(places: int, percent: int) -> int:
-    """How many of so many places one party may hold: its percentage, rounded up, and never all where there are two or more;
-    but all where that is what 100 percent says."""
+    """Returns how many of `places` one party may hold: `percent` of them, rounded up. Below 100 percent that is never all,
+    if there are two or more."""
     return places if places < 2 or percent >= 100 else min(-(-places * percent // 100), places - 1)
 
 
 @final
 class _Line:
-    """Those of one party that wait at one level."""
+    """The tasks of one party that wait at one level."""
 
     __slots__ = ("level", "member", "since", "waiting")
 
     def __init__(self, level: int, member: _Member, since: int) -> None:
         self.level, self.member = level, member
         self.since = since
-        """Since when the party waits here: since it was served last, or has had somebody waiting."""
-        self.waiting: dict[trio.lowlevel.Task, int] = {}  # with what each holds
+        """The arrival number at which the party began to wait here, or was served last."""
+        self.waiting: dict[trio.lowlevel.Task, int] = {}  # tasks, and the bytes that each holds
 
     def __lt__(self, _: object) -> bool:
-        return False  # two entries of one rank are one line's
+        return False  # two entries of the same rank belong to the same line
 
 
 @final
 class _Member:
-    """A party, while somebody of it waits."""
+    """A party of which at least one task waits."""
 
     __slots__ = ("lines", "most", "party", "used", "waiting")
 
     def __init__(self, party: Party, used: int, most: int) -> None:
         self.party, self.used, self.most = party, used, most
-        """The slots that it has, and may have."""
+        """The slots that the party has, and the most that it may have."""
         self.waiting = 0
         self.lines: dict[int, _Line] = {}
 
 
 @final
 class _Level:
-    """The lines of one level, the next one first. A line has an entry for each rank it has had: those of former ones mean
-    nobody. One whose party has all that it may have has none."""
+    """The lines of one level, as a heap by rank. A line has an entry for each rank that it has had; only the last one is
+    valid. A line whose party has all slots that it may have has no valid entry."""
 
     __slots__ = ("heap", "lines")
 
@@ -91,61 +91,62 @@ class _Level:
 
 @final
 class SlotQueue:
-    """Tasks that wait for a slot, and how many slots each party has, from when these are counted.
+    """Tasks that wait for a slot, and the number of slots of each party while these are counted.
 
-    Who is next: of the lowest level the party with the fewest slots in use, of these the one that waits longest, since it
-    was served last or has had somebody waiting; and of a party who came first. A party that has its share is passed over.
-    There is no ageing: as long as those of a lower number come faster than slots, the others wait.
+    The next task is of the lowest level; there, of the party with the fewest slots in use; of those, the party that was
+    served longest ago, or has waited longest without being served; and of that party, the task that came first. A party
+    that has its share is passed over. There is no ageing: while tasks of a lower level come faster than slots, the others
+    wait.
     """
 
     __slots__ = ("_arrivals", "_levels", "_members", "_most", "_n", "_percent", "_places", "_slots", "_used")
 
     def __init__(self, slots: int, places: int = 0, percent: int = 100) -> None:
-        """`percent` of the slots, and of the places here, are what one party may hold: as `places_of` counts them."""
+        """One party may hold `percent` of the slots, and of the `places` in this queue, as `places_of` counts them."""
         self._slots, self._places, self._percent = slots, places, percent
         self._most = places_of(slots, percent)
         self._levels: dict[int, _Level] = {}
-        self._used: dict[Party, int] = {}  # of those who have some
-        self._members: dict[Party, _Member] = {}  # of those who wait
+        self._used: dict[Party, int] = {}  # parties that have slots
+        self._members: dict[Party, _Member] = {}  # parties of which tasks wait
         self._arrivals = count()
         self._n = 0
 
     def __len__(self) -> int:
         return self._n
 
-    # -- what parties have -------------------------------------------------------------------------------------------
+    # -- the slots of parties ----------------------------------------------------------------------------------------
 
     def used_by(self, party: Party) -> int:
-        """The slots that it has."""
+        """Returns the number of slots that a party has."""
         return self._used.get(party, 0)
 
     @property
     def used(self) -> int:
-        """The slots that all have."""
+        """The number of slots that all parties have."""
         return sum(self._used.values())
 
     def waiting_of(self, party: Party) -> int:
-        """How many of it wait."""
+        """Returns the number of tasks of a party that wait."""
         member = self._members.get(party)
         return 0 if member is None else member.waiting
 
     def may_take(self, party: Party) -> bool:
-        """Whether it has less than its share of the slots."""
+        """True if a party has less than its share of the slots."""
         return self._used.get(party, 0) < self._most_of(party)
 
     def may_wait(self, party: Party) -> bool:
-        """Whether it has less than its share of the places."""
+        """True if a party has less than its share of the places in the queue."""
         member = self._members.get(party)
         return member is None or member.waiting < places_of(self._places, self._share(party))
 
     def take(self, party: Party) -> None:
-        """It has one slot more."""
+        """Counts one more slot of a party."""
         used = self._used[party] = self._used.get(party, 0) + 1
         if self._members and (member := self._members.get(party)) is not None:
             self._moved(member, used)
 
     def give_back(self, party: Party) -> None:
-        """It has one less."""
+        """Counts one slot less of a party."""
         used = self._used.pop(party) - 1
         if used:
             self._used[party] = used
@@ -153,18 +154,18 @@ class SlotQueue:
             self._moved(member, used)
 
     def forget(self) -> None:
-        """Slots are not counted from now on; nobody may wait."""
+        """Forgets the slots of all parties, because they are no longer counted. No task may wait."""
         assert not self._n
         self._used.clear()
 
     @property
     def wanted(self) -> int:
-        """How many wait for no more than that a slot is free."""
+        """The number of waiting tasks that any free slot would serve: their party has less than its share."""
         return sum(member.waiting for member in self._members.values() if member.used < member.most)
 
     @property
     def wanted_of(self) -> dict[Party, int]:
-        """How many of a party wait for it to give back one of its own slots, of which it has all that it may have."""
+        """The number of waiting tasks of each party that has its whole share. They wait for a slot of their own party."""
         return {party: m.waiting for party, m in self._members.items() if m.waiting and m.used >= m.most}
 
     def _share(self, party: Party) -> int:
@@ -174,17 +175,17 @@ class SlotQueue:
         return self._most if party.share is None else places_of(self._slots, self._share(party))
 
     def _moved(self, member: _Member, used: int) -> None:
-        """It has another number of slots: its lines have another rank."""
+        """Ranks the lines of a party anew, after its number of slots has changed."""
         member.used = used
         if used < member.most:
             for line in member.lines.values():
                 self._levels[line.level].push(line)
 
-    # -- who waits -----------------------------------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------------------------------
 
     async def wait(self, party: Party, level: int, held: int = 0) -> None:
-        """Returns when this task is the one that `wake` means. Cancelled, it has left the queue. `held` is what
-        `next_held` says of it."""
+        """Waits in the queue until `wake` chooses this task. If it is cancelled, the task has left the queue. `held` is the
+        number of bytes for `next_held`."""
         task = trio.lowlevel.current_task()
         member = self._members.get(party)
         if member is None:
@@ -212,13 +213,13 @@ class SlotQueue:
 
     @property
     def next_held(self) -> int | None:
-        """What who is next holds; None where nobody waits who may have a slot that is free."""
+        """The bytes that the next task holds; None if no waiting task may have a free slot."""
         return None if (line := self._next()) is None else next(iter(line.waiting.values()))
 
     def wake(self) -> None:
-        """Wakes who is next, whose party has one slot more; there must be somebody."""
+        """Wakes the next task and counts a slot for its party. There must be a task that may have a slot."""
         line = self._next()
-        assert line is not None, "somebody waits who may have a slot"
+        assert line is not None, "no task waits that may have a slot"
         task = next(iter(line.waiting))
         line.since = next(self._arrivals)
         self._remove(line, task)

@@ -1,4 +1,4 @@
-"""The slots of one model: who has one, who waits for the next, and what one party may hold of both."""
+"""The slots of one model: the callers that have one, those that wait for one, and the share of each party."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from models.spec import ModelSpec
 
 @final
 class Slots:
-    """The places that a model has for calls at once, and the queue for them.
+    """The places of a model for concurrent calls, and the queue for them.
 
-    One party holds at most its share of either. How many slots it has is counted while so many are taken that it could have
-    its share, or somebody waits: who takes one of many that are free costs nothing for it.
+    One party holds at most its share of both. The slots of each party are counted only while so many are taken that a party
+    could have its whole share, or a caller waits. Counting costs nothing while many are free.
 
-    They are `open` while the model can be called. Closed, a caller without a slot goes to the `successor`'s, or is told why
-    there is none. Of the spec they keep the numbers alone: who knows them does not keep the model alive.
+    The slots are `open` while the model can be called. When they are closed, a caller without a slot goes to the slots of
+    the `successor`, or gets an error. Slots keep only numbers of the spec, so that a reference to them does not keep the
+    model alive.
     """
 
     __slots__ = (
@@ -70,7 +71,7 @@ class Slots:
         self._name, self._life, self._spans, self.statistics = spec.name, life, spans, statistics
         self.open = False
         self.successor: Slots | None = None
-        """Those of the worker that serves since a reload."""
+        """The slots of the worker that took over in a reload; None if there was none."""
         self.capacity = self.free = spec.capacity
         self._replaced = set[Slot]()
         self._timeout, self._stop_within = spec.timeout, spec.stop_within
@@ -78,51 +79,51 @@ class Slots:
         self._percent = spec.party_share
         self.queue = SlotQueue(spec.capacity, spec.queue, spec.party_share)
         self._unwatched = self.brink = spec.capacity - places_of(spec.capacity, spec.party_share)
-        """Of `brink`: where so many slots are free, or fewer, what a party has is looked at: before it takes one more."""
+        """`brink`: if at most so many slots are free, a party's share is checked before it takes one."""
         self._counting = False
-        """Whether `queue` knows what each party has; then `brink` is the capacity, so that nobody takes one unseen."""
+        """True if `queue` counts the slots of each party. Then `brink` is the capacity, so that every call is counted."""
         self._always = False
-        """Whether that stays so: some party's share is less than the model's."""
+        """True if counting never stops, because the share of some key is less than the model's."""
         self._most_queued, self._queue_timeout = spec.queue, spec.queue_timeout
         self._idle_when_wanted = spec.idle_when_wanted
         self.queued_bytes, self._most_queued_bytes = 0, spec.queue_bytes
-        """What those who wait hold of the byte budget."""
+        """Bytes of the budget that waiting callers hold, and the most that they may hold (0: no limit)."""
         self.most_bytes = spec.body_bytes
-        """What the bodies of the sessions that run may hold together; 0: they are not bounded."""
+        """The bytes that the bodies of running sessions may hold together; 0: no limit."""
         self.bodies: dict[Slot, int] = {}
-        """Where those are bounded, what the bodies of the sessions that run hold."""
+        """The bytes that the body of each running session holds. Empty if there is no limit."""
         self.body_bytes = 0
-        """All of these, and those of sessions that are just let in."""
+        """The sum of these, and of the bodies of sessions that were just admitted."""
         self.live: set[Caller] = set()
-        """Who has a slot, or waits for one."""
+        """Callers that have a slot or wait for one."""
         self.waiting: set[Caller] = set()
+        """Callers that wait for a slot."""
         self.lingering: set[Slot] = set()
-        """Those whose sessions are over, and something of them goes on."""
+        """Slots whose sessions are over while some of their steps go on."""
         self.left = Doorbell()
-        """Rung where something has ended while the slots are closed."""
+        """Rings when something has ended while the slots are closed."""
         self.stuck = StuckWatch(spec, self.left.ring)
-        """What of the model does not come back."""
+        """Watches steps and sessions that do not come back."""
 
     @property
     def queued(self) -> int:
-        """How many wait."""
+        """The number of callers that wait."""
         return len(self.queue)
 
     @property
     def in_use(self) -> int:
-        """How many are taken, those included that are stuck, and replaced by others."""
+        """The number of taken slots, including stuck ones that were replaced."""
         return self.capacity - self.free + len(self._replaced)
 
     @property
     def balanced(self) -> bool:
-        """Whether each slot that is taken is some party's, while they are counted: so at every moment between two steps of
-        tasks."""
+        """True if the counted slots of all parties are the taken ones. True whenever tasks can observe it; for tests."""
         return not self._counting or self.queue.used == self.capacity - self.free
 
-    # -- for who calls the model ------------------------------------------------------------------------------------
+    # -- for callers of the model -----------------------------------------------------------------------------------
 
     def take_now(self, caller: Caller) -> Slot | None:
-        """What `take` returns, if nobody has to wait for it."""
+        """Does the same as `take` if a slot is free at once; otherwise None."""
         if not self.open:
             if self.successor is not None:
                 return self.successor.take_now(caller)
@@ -134,7 +135,8 @@ class Slots:
         return self._slot(caller, held=self.most_bytes and caller.held) if self._special else Slot(self, caller)
 
     def _admits(self, caller: Caller) -> bool:
-        """Whether a slot is free that the caller may have at once; then its party has it, and its body its bytes."""
+        """True if a free slot may go to the caller at once. Then the slot counts for its party, and the bytes for its
+        body."""
         if not self._counting:
             if caller.key is not None and caller.key.share is not None:
                 self._always = True
@@ -150,19 +152,19 @@ class Slots:
         return True
 
     def _fits(self, held: int) -> bool:
-        """Whether so many bytes are free for a body, and nobody waits for more: those go first."""
+        """True if `held` bytes are free for a body, and no caller waits that goes first. Then they are taken."""
         if self.queue.next_held is not None or self.body_bytes + held > self.most_bytes:
             return False
         self.body_bytes += held
         return True
 
     def room_for(self, caller: Caller) -> bool:
-        """Whether a slot is free, and the caller's party has less than its share of them."""
+        """True if a slot is free and the caller's party has less than its share."""
         if not self._counting and self.free <= self.brink:
             self._begin_counting()
         return bool(self.free) and (not self._counting or self.queue.may_take(caller.party))
 
-    # -- what each party has -----------------------------------------------------------------------------------------
+    # -- the slots of parties ----------------------------------------------------------------------------------------
 
     def _begin_counting(self) -> None:
         self._counting, self.brink = True, self.capacity
@@ -170,7 +172,7 @@ class Slots:
             self.queue.take(party)
 
     def _parties(self) -> Iterator[Party]:
-        """That of each slot that is taken, and has not been replaced."""
+        """Yields the party of each taken slot that was not replaced."""
         replaced = {slot.caller for slot in self._replaced}
         for caller in self.live:
             if caller not in self.waiting and caller not in replaced:
@@ -180,13 +182,13 @@ class Slots:
                 yield slot.caller.party
 
     def _count_less(self, caller: Caller) -> None:
-        """A slot is free that this caller had."""
+        """Counts a slot less, which this caller had, and admits the next callers."""
         queue = self.queue
         queue.give_back(caller.party)
         if self.waiting:
             self._admit()
         elif 2 * self.free > self.capacity and not self._always:
-            # not as soon as they are above the brink, or each that comes there would begin anew
+            # only at half: right above the brink, almost every call would begin to count again
             self._counting, self.brink = False, self._unwatched
             queue.forget()
 
@@ -202,9 +204,9 @@ class Slots:
         return slot
 
     async def take(self, caller: Caller) -> Slot:
-        """A place in the capacity for one caller: `with await worker.slots.take(caller):`. Waited for in the order of
-        `caller.priority`, and of arrival; Overloaded at once when the queue is full, and after `queue_timeout`;
-        DeadlineExceeded where its time is over when its turn comes."""
+        """Waits for a slot for one caller: `with await worker.slots.take(caller):`. Callers wait in the order of
+        `caller.priority`, their party's use, and their arrival (`SlotQueue`). Overloaded at once if the queue is full, and
+        after `queue_timeout`; DeadlineExceeded if the caller's time is over when its turn comes."""
         slot = self.take_now(caller)
         if slot is not None:
             return slot
@@ -228,7 +230,7 @@ class Slots:
         return self._slot(caller, asked, held=held)
 
     async def _wait(self, caller: Caller) -> int:
-        """Returns what the caller held when it began to wait: so many bytes are its body's now."""
+        """Waits for a slot. Returns the bytes that the caller held when it began to wait, which now count for its body."""
         held, limit, party = caller.held, self._queue_timeout, caller.party
         if not self._counting:
             self._begin_counting()
@@ -246,14 +248,14 @@ class Slots:
                 await self.queue.wait(party, level_of(caller.priority), held)
         except BaseException:
             if self.most_bytes:
-                self._admit()  # those behind it may be smaller
+                self._admit()  # the bodies behind it may be smaller
             raise
         finally:
             caller.slot_wait_over()
             self.queued_bytes -= held
         try:
             if trio.current_time() >= caller.deadline:
-                throw(caller.interruption_or_deadline)  # the model is not called for nobody
+                throw(caller.interruption_or_deadline)  # its client no longer waits for the answer
             self.check_still_loaded()
         except BaseException:
             if self.most_bytes:
@@ -263,12 +265,13 @@ class Slots:
         return held
 
     def check_room(self, caller: Caller) -> None:
-        """Overloaded where the caller could not even wait."""
+        """Raises Overloaded if the caller could not even wait."""
         if not self.room_for(caller):
             self.check_queue(0, caller.party)
 
     def check_queue(self, held: int, party: Party) -> None:
-        """Overloaded where nobody more may wait, nobody more of this party, or nobody who holds so many bytes."""
+        """Raises Overloaded if no more callers may wait, no more of this party, or none that holds `held` bytes. TooLarge if
+        such a body can never run."""
         name, most = self._name, self.most_bytes
         if most and held > most:
             raise TooLarge(
@@ -295,7 +298,7 @@ class Slots:
         if party.share is not None and party.share < share:
             whose, share = "share of its key", party.share
         return self._busy(
-            f"whoever asks has {used} of {self.capacity} slots and {waiting} of {self._most_queued} places in the queue, "
+            f"this client has {used} of {self.capacity} slots and {waiting} of {self._most_queued} places in the queue, "
             f"and one party may have {share} percent of each ({whose})",
             Refusal.PARTY_SHARE,
         )
@@ -305,16 +308,16 @@ class Slots:
         return Overloaded(f"model {self._name!r} is busy: {why}; try again later", retry_after=after, refusal=refusal)
 
     def check_still_loaded(self) -> None:
-        """Raises Unavailable unless the model can be called by who has a slot of it, or is just given one."""
+        """Raises Unavailable unless a caller that has a slot, or is just given one, can call the model."""
         if self.successor is None:
             self._life.check()
         elif not self._life.there:
-            raise Unavailable(f"model {self._name!r} was loaded anew, and this version of it is gone; try again")
+            raise Unavailable(f"model {self._name!r} was reloaded, and its old version is gone; try again")
 
-    # -- for a slot that is over, and for the worker -----------------------------------------------------------------
+    # -- for ending slots, and for the worker ------------------------------------------------------------------------
 
     def released(self, caller: Caller) -> None:
-        """A session of this caller, and every step of it, are over."""
+        """Frees the slot of a caller whose session and steps are all over."""
         self.free += 1
         if self._counting:
             self._count_less(caller)
@@ -322,7 +325,7 @@ class Slots:
             self.left.ring()
 
     def _admit(self) -> None:
-        """Lets those in who are next, where their bodies fit: nobody goes before one whose does not."""
+        """Gives free slots to the next callers while their bodies fit. No caller passes one whose body does not fit."""
         queue = self.queue
         while self.free and (held := queue.next_held) is not None:
             if self.most_bytes:
@@ -333,24 +336,24 @@ class Slots:
             queue.wake()
 
     def body_gone(self, slot: Slot) -> None:
-        """Where bodies are bounded: nothing of a session is left."""
+        """Frees the bytes of a session's body, of which nothing is left. Called only if bodies are bounded."""
         self.body_bytes -= self.bodies.pop(slot)
 
     def replaced(self, slot: Slot) -> None:
-        """A slot is stuck, and another takes its place."""
+        """Adds a free slot in place of a stuck one."""
         self.released(slot.caller)
         self._replaced.add(slot)
 
     def replacement_back(self, slot: Slot) -> None:
-        """It is over, and has no place that were free now."""
+        """Takes note that a replaced slot has ended. Its place was freed before."""
         self._replaced.discard(slot)
         if self.most_bytes:
             self._admit()
         self.left.ring()
 
     def tick(self, now: float) -> None:
-        """What the coarse timer asks: ends sessions that have been silent for too long, as many as there are who wait for a
-        slot that one of them has, and the longest silent first."""
+        """Ends sessions that have been silent for too long (`idle_when_wanted`), the longest silent first: as many as there
+        are callers that their slots would serve. The coarse timer calls this."""
         if not self.waiting or not (limit := self._idle_when_wanted):
             return
         held = [caller for caller in self.live if caller not in self.waiting]
@@ -367,21 +370,21 @@ class Slots:
                 wanted_of[caller.party] -= 1
             else:
                 continue
-            if caller.cancelled_at is None:  # else it ends already
+            if caller.cancelled_at is None:  # otherwise it ends already
                 caller.interrupt(OthersWait(why))
 
     async def sessions_over(self) -> None:
-        """Returns when nobody has a slot any more, nor is there any thread of a session; asked while they are closed."""
+        """Waits until no slot is in use and no thread of a session is left. Call it while the slots are closed."""
         while self.in_use or self.stuck.now:
             await self.left.wait()
 
     async def all_left(self) -> None:
-        """Returns when nobody has a slot any more or waits for one, nor is there any thread of a session: asked while
-        they are closed."""
+        """Waits until no caller has a slot or waits for one, and no thread of a session is left. Call it while the slots
+        are closed."""
         while self.in_use or self.live or self.stuck.now:
             await self.left.wait()
 
 
 def retry_estimate(queued: int, capacity: int, service: float) -> float:
-    """Seconds until a request that comes now would have a slot, from 1 to 60, where one lasts `service` on average."""
+    """Estimates the seconds until a new request has a slot: (waiting + 1) / capacity * mean call time, from 1 to 60."""
     return min(max((queued + 1) / capacity * service, 1.0), 60.0)

@@ -1,4 +1,4 @@
-"""What an embedder sees of the models in service: a frozen snapshot, numbered by the changes there were."""
+"""A frozen snapshot of the models in service, for embedders, with a number that grows with each change."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ class InstanceStatus:
     """One process that a model runs in, at one moment."""
 
     number: int
-    """From 0, as EVERYWIRE_INSTANCE says in it."""
+    """The number of the instance, from 0; EVERYWIRE_INSTANCE has it in the process."""
     state: str
-    """`loading`, `ready`, or `restarting` while it waits for its next start; `given-up` where there is none."""
+    """`loading`, `ready`, `restarting` while it waits for its next start, or `given-up` if it is not started again. A front
+    that shares processes reports `linked`."""
     pid: int
-    """0 where it has no process."""
+    """The id of the process; 0 if there is none."""
     sessions: int
+    """Open sessions."""
     restarts: int
-    """Since the model came into service."""
+    """Restarts since the model came into service."""
     device: str
-    """Empty where none was given to it."""
+    """The device of the process; empty if it was given none."""
     resident_bytes: int
+    """Bytes of memory that the process has."""
     cpu_seconds: float
+    """CPU time that the process has used."""
     shared_bodies_bytes: int
-    """Memory where the gateway has put large tensors and parts for it, in use or warm, but bodies that were received for any
-    process of the model."""
+    """Bytes of shared memory for large tensors and parts that the gateway sends to it, in use or kept. Bodies that were
+    received for any process of the model do not count."""
     shared_answers_bytes: int
-    """The same of what it answers."""
+    """Bytes of shared memory for large tensors and parts that it answers with, in use or kept."""
 
 
 @final
@@ -48,40 +52,42 @@ class ModelStatus:
     version: str
     state: State
     reason: str
-    """What went wrong last, where the model is not ready for it; empty otherwise."""
+    """The reason why the model is not ready, if something went wrong; otherwise empty."""
     crashes: int
-    """Within the period of its restart policy."""
+    """Crashes within the period of the model's restart policy."""
     restarts: int
-    """All of them, since it came into service."""
+    """All restarts since the model came into service."""
     restart_at: float | None
-    """When it is loaded again, on Trio's clock, while it is RESTARTING; None otherwise."""
+    """The time at which it is loaded again, on Trio's clock, while it is RESTARTING; otherwise None."""
     capacity: int
+    """The number of concurrent sessions."""
     slots_in_use: int
+    """Slots that are taken, including those of stuck sessions."""
     queued: int
     """Exchanges that wait for a slot."""
     since: float | None
-    """When it came into its state, on Trio's clock; None before it runs."""
+    """The time of the last change of state, on Trio's clock; None before the model runs."""
     last_error: LastError | None
-    """The last failure that the log explains, of the model or of a session of it; it stays when the model is well again."""
+    """The last failure that the log explains, of the model or one of its sessions. It stays after a recovery."""
     stuck: int
     """Sessions that do not come back."""
     stopping: StopSummary
-    """How long sessions that were told to stop took for it."""
+    """The times that sessions took to stop after they were told to."""
     family: Family = Family.TEXT
-    """Which messages it speaks."""
+    """The family of the model's messages."""
     instances: tuple[InstanceStatus, ...] = ()
-    """The processes that it runs in, while it is loaded; none where it runs in the gateway's own."""
+    """The model's processes while it is loaded; empty if it runs in the gateway's own process."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can be called."""
+        """True if the model accepts calls."""
         return self.state is State.READY
 
 
 @final
 class ModelsSnapshot(Mapping[str, ModelStatus]):
-    """The models in service by their names, at one moment. `revision` grows with each change of a model's state, and when
-    one comes or goes; what `slots_in_use` and `queued` say changes without it."""
+    """The models in service by name, at one moment. `revision` grows when a model changes its state, appears or disappears,
+    but not when only `slots_in_use` or `queued` change."""
 
     __slots__ = ("_models", "revision")
 

@@ -1,4 +1,4 @@
-"""Where a worker is in its life: its states, every change between them that there is, and what each says to others."""
+"""The states of a worker, all transitions between them, and the error that callers get in each."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from gateway.errors import NotFound, Unavailable
 from models.spec import Restart
 
 RESTART_GRACE = 5.0
-"""Seconds for which a model that has crashed counts as ready still: one that is back by then does not take its server out of
-service."""
+"""Seconds for which a crashed model still counts as ready. If it is back by then, its server stays in service."""
 
 
 class State(enum.Enum):
-    """Where a worker is in its life."""
+    """The state of a worker."""
 
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
     RESTARTING = "restarting"
     FAILED = "failed"
-    """Given up: it crashed, and is not loaded again."""
+    """The model crashed, and is not loaded again."""
     ENDED = "ended"
-    """It ended by itself, and its policy lets it."""
+    """The model ended by itself, and its policy does not load it again."""
     STOPPED = "stopped"
 
 
-# Every change of state that there is, and what it means: `Worker` makes no other, and the documentation draws these.
+# All transitions and their meaning: `Worker` makes no others, and the diagram in the documentation is drawn from these.
 TRANSITIONS: Mapping[State, Mapping[State, str]] = {
     State.LOADING: {
         State.LOADING: "the first attempt begins",
@@ -60,9 +59,9 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = {
 
 @final
 class Life:
-    """Where one worker is in its life, and what those hear meanwhile who want to call its model, or ask for its health.
+    """The state of one worker, and the answers to callers and health checks in that state.
 
-    It knows nothing of the model but its name: who has it does not keep the model alive.
+    It knows only the model's name, so that a reference to it does not keep the model alive.
     """
 
     __slots__ = (
@@ -83,21 +82,21 @@ class Life:
         self.name, self._restart, self.lasting = name, restart, lasting
         self.state = State.LOADING
         self.since: float | None = None
-        """When it came into its state, on Trio's clock; None before it runs."""
+        """The time of the last change of state, on Trio's clock; None before the worker runs."""
         self.starts = 0
-        """How often the model was loaded, or was to be."""
+        """The number of loads begun."""
         self.restart_at: float | None = None
-        """When it is loaded again, on Trio's clock, while it is RESTARTING."""
+        """The time of the next load, on Trio's clock, while the worker is RESTARTING; otherwise None."""
         self.there = False
-        """Whether the model is loaded now."""
+        """True while the model is loaded."""
         self.loaded = False
-        """Whether it was ever."""
-        self._lost_at = -math.inf  # when it was ready last, on Trio's clock, if it is not
+        """True once the model has been loaded."""
+        self._lost_at = -math.inf  # the time at which it was last ready, on Trio's clock
         self.stop = trio.Event()
-        """Somebody wants it to end."""
+        """Set when the worker is asked to end."""
 
     def enter(self, state: State) -> None:
-        """A change of state, one of `TRANSITIONS`."""
+        """Changes the state; the transition must be one of `TRANSITIONS`."""
         assert state in TRANSITIONS[self.state], f"{self.state} does not become {state}"
         now = trio.current_time()
         if self.state is State.READY:
@@ -106,8 +105,8 @@ class Life:
 
     @property
     def absence(self) -> str:
-        """Why it does not count as ready, in words for anybody; empty where it does, as a model does that has crashed less
-        than `RESTART_GRACE` seconds ago and is loaded again."""
+        """The reason why the model does not count as ready, in words for anybody; empty if it does. A model that crashed
+        less than `RESTART_GRACE` seconds ago and is being loaded again does count."""
         match self.state:
             case State.READY:
                 return ""
@@ -127,17 +126,17 @@ class Life:
                 return "is being unloaded"
 
     def check(self) -> None:
-        """Raises what a caller is told while the model cannot be called."""
+        """Raises the error for a caller if the model cannot be called."""
         match self.state:
             case State.READY:
                 return
             case State.STOPPED if self.stop.is_set() or not self.lasting:
                 raise NotFound(f"model {self.name!r} is not loaded")
             case State.FAILED:
-                # no Retry-After: it does not come back by itself, but when somebody loads it
+                # no Retry-After: the model comes back only when an operator loads it
                 said = f"model {self.name!r} is unavailable: it crashed too often; the log says why"
                 if self._restart is Restart.TEMPORARY:
-                    said = f"model {self.name!r} is unavailable: it crashed, and is not to be restarted; the log says why"
+                    said = f"model {self.name!r} is unavailable: it crashed, and is not restarted; the log says why"
                 raise Unavailable(said, retry_after=None)
             case State.ENDED:
                 raise Unavailable(f"model {self.name!r} is unavailable: it has ended", retry_after=None)

@@ -1,17 +1,17 @@
-"""What became of a model's calls, and where their time went: counters that only grow, read at any time."""
+"""Counts a model's calls and their time: counters that only grow, and may be read at any time."""
 
 from __future__ import annotations
 
 from time import perf_counter_ns, time_ns
 from typing import final
 
-_SIZES = 1024  # batch sizes that are told apart
-_RESPONSES = 128  # responses of one call that are told apart
+_SIZES = 1024  # batch sizes that are counted separately
+_RESPONSES = 128  # responses of one call that are counted separately
 
 
 @final
 class Batches:
-    """Executions of one batch size, and the nanoseconds of their three steps."""
+    """The executions of one batch size, and the nanoseconds of their three steps."""
 
     __slots__ = ("count", "infer", "input", "output")
 
@@ -21,7 +21,7 @@ class Batches:
 
 @final
 class Responses:
-    """What became of the nth responses of calls that may have many, and the nanoseconds they took."""
+    """The counts and nanoseconds of the nth responses of calls that may have many."""
 
     __slots__ = ("cancelled", "cancelled_ns", "failed", "failed_ns", "infer", "output", "succeeded")
 
@@ -34,12 +34,12 @@ class Responses:
 class ModelStatistics:
     """The calls of one worker, on every wire. Times are nanoseconds.
 
-    A call begins when a slot is asked of a model that can be called, and is counted once, at its end: it succeeded or it
-    failed. What failed of it was cancelled where its client had left before its answer was complete. The time of a
-    success is that of its queue, input, infer and output, and nothing else. Written by the event loop's thread alone.
+    A call begins when it asks for a slot of a model that can be called. It is counted once, at its end, as a success or a
+    failure. A failure also counts as cancelled if the client disconnected before the answer was complete. The time of a
+    success is the sum of its queue, input, infer and output times. Only the event loop's thread may write.
 
-    Where requests are `batched`, several calls are one execution of the model, which is told by `executed`; elsewhere each
-    call that succeeded was one.
+    If requests are `batched`, several calls are one execution of the model, and `executed` counts those. Otherwise each
+    successful call is one execution.
     """
 
     __slots__ = (
@@ -67,20 +67,20 @@ class ModelStatistics:
         self.succeeded = self.failed = self.cancelled = 0
         self.queue = self.input = self.infer = self.output = 0
         self.failed_ns = self.cancelled_ns = 0
-        self._beyond = 0  # inferences beyond one a call
+        self._beyond = 0  # inferences beyond one per call
         self.received = self.copied = 0
-        """Bytes of the bodies of tensor requests that succeeded, and of how many of them a copy was made, each time that
-        one was, until the model had its arrays."""
+        """Bytes of the bodies of successful tensor requests; and bytes that were copied before the model had its arrays. A
+        byte that was copied twice counts twice."""
         self.last = 0
         """The end of the last call, on `perf_counter_ns`; 0: there was none."""
         self.batches: dict[int, Batches] = {}
-        """By size, without those of 1 where calls are not `batched`: they are all that are not here."""
+        """The executions by batch size. If calls are not `batched`, size 1 is missing: it has all other calls."""
         self.responses: dict[int, Responses] = {}
-        """By their place in their call, from 0 on."""
+        """The responses by their place in their call, from 0."""
 
     def success(self, arrived: int, asked: int, began: int, returned: int, now: int, batch: int = 1) -> None:
-        """A call has its answer: its request was read from `arrived` on and its slot asked for then, and its model ran from
-        `began` to `returned`. `batch` is how many inferences it was."""
+        """Counts a success. The request was read from `arrived` to `asked`, when the call asked for its slot. The model ran
+        from `began` to `returned`, and the answer was written until `now`. `batch` is the number of inferences."""
         self.last = now
         self.succeeded += 1
         if began != asked:
@@ -95,7 +95,8 @@ class ModelStatistics:
                 self._batch(batch, read, infer, output)
 
     def executed(self, rows: int, joining: int, infer: int, cutting: int, copied: int) -> None:
-        """The model has answered calls that came to so many rows together, for which so many bytes were copied."""
+        """Counts an execution of joined calls with `rows` rows together. The steps took so many nanoseconds, and `copied`
+        bytes were copied."""
         self._executions += 1
         self.copied += copied
         self._batch(rows, joining, infer, cutting)
@@ -103,7 +104,7 @@ class ModelStatistics:
     def _batch(self, size: int, input: int, infer: int, output: int) -> None:
         batches = self.batches.get(size)
         if batches is None:
-            # beyond that they are of no size: a client chooses it, within the model's max_batch_size
+            # further sizes are counted together: clients choose sizes, up to the model's max_batch_size
             batches = self.batches.setdefault(size if len(self.batches) < _SIZES else -1, Batches())
         batches.count += 1
         batches.input += input
@@ -111,7 +112,7 @@ class ModelStatistics:
         batches.output += output
 
     def failure(self, now: int, lasted: int, *, cancelled: bool) -> None:
-        """A call has no answer, or an error."""
+        """Counts a failure: a call that has no answer, or an error."""
         self.last = now
         self.failed += 1
         self.failed_ns += lasted
@@ -120,15 +121,15 @@ class ModelStatistics:
             self.cancelled_ns += lasted
 
     def response(self, place: int, infer: int, output: int) -> None:
-        """One of a call's responses is on its way: it took so long since the one before, or since the call, and so long to
-        write."""
+        """Counts one response of a call that was sent. `infer` is the time since the previous one, or since the call began;
+        `output` is the time to write it."""
         if (responses := self._at(place)) is not None:
             responses.succeeded += 1
             responses.infer += infer
             responses.output += output
 
     def no_response(self, place: int, lasted: int, *, cancelled: bool) -> None:
-        """The call ended badly where this response would have come."""
+        """Counts a call that failed before this response."""
         if (responses := self._at(place)) is not None:
             if cancelled:
                 responses.cancelled += 1
@@ -145,34 +146,34 @@ class ModelStatistics:
 
     @property
     def inferences(self) -> int:
-        """As `succeeded`, but each item of a batch counts."""
+        """The inferences of successful calls: each item of a batch counts."""
         return self.succeeded + self._beyond
 
     @property
     def executions(self) -> int:
-        """How often the model was called with success."""
+        """The number of successful executions of the model."""
         return self._executions if self.batched else self.succeeded
 
     @property
     def success_ns(self) -> int:
-        """The time of all calls that succeeded."""
+        """The time of all successful calls."""
         return self.queue + self.input + self.infer + self.output
 
     @property
     def service(self) -> float:
-        """Seconds that a call which succeeded had its slot and its answer written, on average; 0 where none has."""
+        """The mean seconds of a successful call without its time in the queue; 0 if there was none."""
         return (self.success_ns - self.queue) / self.succeeded / 1e9 if self.succeeded else 0.0
 
     @property
     def last_ms(self) -> int:
-        """The end of the last call, in milliseconds since 1970; 0 where there was none."""
+        """The end of the last call, in milliseconds since 1970; 0 if there was none."""
         if not self.last:
             return 0
         return (time_ns() - perf_counter_ns() + self.last) // 1_000_000
 
     @property
     def by_size(self) -> dict[int, Batches]:
-        """The executions of each batch size, 1 included."""
+        """The executions of each batch size, including 1."""
         if self.batched:
             return {size: batches for size, batches in sorted(self.batches.items()) if size >= 0}
         ones, sizes = Batches(), {}

@@ -1,4 +1,4 @@
-"""How long a model takes to stop: from the end of a session to the return of its model."""
+"""Measures how long a model takes to stop: from the end of a session until the model has returned."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from typing import final
 from gateway.histogram import Histogram
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""The largest time of each bucket but the last, which has no bound, in seconds."""
+"""The upper bound of each bucket in seconds; a last bucket has none."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSummary:
-    """What StopTimes had counted at one moment, in seconds."""
+    """The counts of StopTimes at one moment. Times are in seconds."""
 
     count: int
+    """The sessions that have stopped."""
     mean: float
     p50: float
-    """The bound of the bucket in which half of them are reached; the longest where that bucket has none. So is `p99`."""
+    """The bound of the bucket that half of the sessions reach, or the longest time if that is less."""
     p99: float
+    """The bound of the bucket that 99 percent of the sessions reach, or the longest time if that is less."""
     longest: float
     within: float
+    """The promised time; 0: none was promised."""
     breaches: int
+    """The sessions that took longer than promised."""
 
 
 @final
 class StopTimes:
-    """What sessions that were told to stop, or whose threads outlived them, took until nothing of them was left.
+    """The times until nothing was left of sessions that were told to stop, or whose threads outlived them.
 
-    Counters that only grow; written by the event loop's thread alone. `within` is what was promised, in
-    seconds, 0 for nothing.
+    All counters only grow. Only the event loop's thread may write. `within` is the promised time in seconds; default 0:
+    none is promised.
     """
 
     __slots__ = ("breaches", "longest", "times", "within")
@@ -41,20 +45,20 @@ class StopTimes:
         self.times = Histogram(BOUNDS)
         self.longest = 0.0
         self.breaches = 0
-        """How many took longer than was promised, those included that have not stopped yet."""
+        """The sessions that took longer than promised, including those that have not stopped yet."""
 
     def stopped(self, seconds: float) -> None:
-        """One has stopped."""
+        """Counts a session that has stopped after `seconds`."""
         self.times.observe(seconds)
         self.longest = max(self.longest, seconds)
 
     def breaks(self, seconds: float) -> bool:
-        """Whether this is longer than was promised."""
+        """True if `seconds` are more than promised."""
         return 0 < self.within < seconds
 
     @property
     def summary(self) -> StopSummary:
-        """What was counted until now."""
+        """The present counts."""
         times = self.times
         count = times.count
         return StopSummary(

@@ -1,4 +1,4 @@
-"""What of a model does not come back: blocking steps over their time, and sessions that go on after their end."""
+"""Finds what is stuck in a model: blocking steps over their time, and sessions that go on after their end."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from models.spec import Model, ModelSpec
 
 log = logging.getLogger("gateway.worker")
 
-_THREADS = 64  # of a model that does not say
+_THREADS = 64  # the most threads of a model whose spec does not set `threads`
 
 
 class TooManyStuck(RuntimeError):
-    """More of a model is stuck than may be: its worker's crash."""
+    """More sessions of a model are stuck than `stuck_limit`. It is a crash of the model."""
 
 
 class Stopping(Protocol):
     """A session that may have been told to stop."""
 
     def stopping_since(self) -> float | None:
-        """When that was, on Trio's clock; None: it was not."""
+        """Returns the time at which the session was told to stop, on Trio's clock; None if it was not."""
 
 
 @final
@@ -39,31 +39,31 @@ class _Stuck:
 
 @final
 class StuckWatch:
-    """The threads of one worker's model, through all its lives, and what is stuck of them.
+    """The step threads of one worker's model, through all its loads, and the stuck ones.
 
-    A step that runs longer than `step_timeout`, and a session that has not stopped `stop_within` after its end, is stuck.
-    It is logged once, with its stack; its session is ended and its token cancelled; its place, and its thread, are
-    replaced, up to `stuck_limit` at once. One more is a crash of the model. So it never has more threads than `threads`
-    and `stuck_limit` together. What comes back at last gives its replacement back.
+    A step that runs longer than `step_timeout` is stuck, and so is a session that has not stopped `stop_within` after its
+    end. It is logged once, with its stack. Its session is ended and its token cancelled. Its slot and its thread are
+    replaced, for at most `stuck_limit` sessions at once; one more is a crash of the model. The model therefore never has
+    more threads than `threads` plus `stuck_limit`. When a stuck one returns, its replacement is taken back.
 
-    Where the model runs in processes of its own, each of them watches its threads and sessions, and counts what is stuck in
-    it: `stuck_elsewhere` is told, and one too many is that process's end.
+    If the model runs in processes, each process watches its own threads and sessions and applies `stuck_limit`. It reports
+    each stuck session by `stuck_elsewhere`, and one too many ends that process.
 
-    Nobody waits here: `tick` looks at stamps.
+    No task waits here: `tick` compares times.
     """
 
     def __init__(self, spec: ModelSpec, returned: Callable[[], None]) -> None:
-        """`returned` is called when something that was stuck is over."""
+        """`returned` is called when a stuck session or step has returned."""
         self._name, self._limit, self._returned = spec.name, spec.stuck_limit, returned
         self._timeout, self._within = spec.step_timeout, spec.stop_within
         self.limiter = trio.CapacityLimiter(spec.threads or min(spec.capacity, _THREADS))
-        """The threads of its steps. More than was said while some of them are stuck."""
+        """The limiter of the step threads: those of the spec, and one more for each replaced thread."""
         self.stopping = StopTimes(spec.stop_within)
         self.total = 0
-        """How many were stuck so far."""
+        """The number of sessions that were stuck so far."""
         self._running: dict[Step, StepHolder] = {}
         self._spare: set[Step] = set()
-        """Those whose threads are replaced."""
+        """Steps whose threads are replaced."""
         self._watched: dict[StepHolder, Stopping] = {}
         self._breached: set[StepHolder] = set()
         self._stuck: dict[StepHolder, _Stuck] = {}
@@ -72,10 +72,10 @@ class StuckWatch:
 
     @property
     def now(self) -> int:
-        """How many are stuck."""
+        """The number of sessions that are stuck now."""
         return len(self._stuck)
 
-    # -- what holds and what is held ---------------------------------------------------------------------------------
+    # -- steps and sessions ------------------------------------------------------------------------------------------
 
     def begin(self, step: Step, holder: StepHolder) -> None:
         self._running[step] = holder
@@ -88,11 +88,11 @@ class StuckWatch:
                 step.limiter.total_tokens -= 1
 
     def watch(self, holder: StepHolder, session: Stopping) -> None:
-        """The session is to stop in time; until `over`."""
+        """Watches that a session stops in time, until `over`."""
         self._watched[holder] = session
 
     def over(self, holder: StepHolder) -> bool:
-        """Nothing is left of what this one held. Whether its place was replaced meanwhile."""
+        """Forgets a holder of which nothing is left. True if its slot was replaced meanwhile."""
         self._watched.pop(holder, None)
         self._breached.discard(holder)
         stuck = self._stuck.pop(holder, None)
@@ -111,7 +111,7 @@ class StuckWatch:
         return stuck.replaced
 
     def stopped(self, holder: StepHolder, seconds: float) -> None:
-        """A session was over, and so long after that nothing of it was left."""
+        """Records a session of which nothing is left, `seconds` after it was told to stop."""
         self.stopping.stopped(seconds)
         if self.stopping.breaks(seconds) and holder not in self._breached:
             self._breach(holder, seconds)
@@ -119,7 +119,7 @@ class StuckWatch:
     # -- the coarse timer --------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Looks at what runs."""
+        """Checks the running steps and the watched sessions."""
         if self._timeout:
             for step, holder in list(self._running.items()):
                 if now - step.began > self._timeout and holder not in self._stuck:
@@ -137,7 +137,7 @@ class StuckWatch:
                         self._stick(holder, why, now)
 
     def stuck_elsewhere(self, holder: StepHolder, *, step: bool, stack: str, replaced: bool) -> None:
-        """What holds this one in a process of the model is stuck: `StepHolder.stuck_there`."""
+        """Records a session that is stuck in a process of the model, for `StepHolder.stuck_there`."""
         if holder not in self._stuck:
             late = f"model {self._name!r} had not stopped within {self._within:g} s (models.{self._name}.stop_within)"
             self._told(holder, self._too_long if step else late, trio.current_time(), stack, replaced)
@@ -149,7 +149,7 @@ class StuckWatch:
     def _breach(self, holder: StepHolder, seconds: float) -> str:
         self.stopping.breaches += 1
         why = (
-            f"model {self._name!r} had not stopped {seconds:.3g} s after the end of its session: it is to within "
+            f"model {self._name!r} had not stopped {seconds:.3g} s after the end of its session: the limit is "
             f"{self._within:g} s (models.{self._name}.stop_within)"
         )
         log.error("model stopped late", extra={"model": self._name, "reason": why, "breaches": self.stopping.breaches})
@@ -182,7 +182,7 @@ class StuckWatch:
     # -- the end of the model ----------------------------------------------------------------------------------------
 
     def around(self, loading: AbstractAsyncContextManager[Model]) -> AbstractAsyncContextManager[Model]:
-        """A life of the model. TooManyStuck out of it where more is stuck than may be."""
+        """Wraps the context of a loaded model. It raises TooManyStuck if more sessions are stuck than `stuck_limit`."""
         return self._guarded(loading) if self._timeout or self._within else loading
 
     @asynccontextmanager

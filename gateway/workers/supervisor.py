@@ -1,4 +1,4 @@
-"""The workers of a gateway: started in order, stopped in reverse, replaced by a reload; each fails alone."""
+"""Runs the workers of a gateway: starts them in order, stops them in reverse, and replaces them in a reload."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ class Absent(NamedTuple):
     """A reason why a server is not ready."""
 
     name: str
-    """The model."""
+    """The name of the model."""
     why: str
-    """The reason why it does not answer, in words for anybody who may ask for health."""
+    """The reason why the model does not answer, for all clients of health checks; empty if it does answer."""
     error: str
-    """The exception that the model's own code raised, as text for operators; empty where there is none."""
+    """The exception that the model's code raised, as text for operators; empty if there is none."""
 
     @property
     def public(self) -> str:
-        """The reason, without the text of an exception."""
+        """The reason without the text of an exception."""
         return f"model {self.name!r} {self.why}"
 
     @property
     def full(self) -> str:
-        """The reason, with it."""
+        """The reason with the text of the exception."""
         return f"{self.public}: {self.error}" if self.error else self.public
 
 
 @final
 class Supervisor:
-    """Runs a worker per model. One that cannot load or keeps crashing is given up; the others never notice.
+    """Runs a worker per model. A model that cannot load or keeps crashing is given up; the others are not affected.
 
-    `workers` are the models in service, by name: those of `specs`, and those that `load` has added. A model of `load` is
-    there only while it is loaded: it appears when it is ready, and goes when it is unloaded or given up. `configured` are
-    `specs` by name, whether they are in service or not.
+    `workers` are the models in service, by name: those of `specs`, and those that `load` has added. A model of `load`
+    appears when it is ready, and disappears when it is unloaded or given up. `configured` are `specs` by name, in service
+    or not.
 
-    `escalated` is called when a model is given up whose policy says so, with its name and the reason. `chance` gives
-    numbers from 0 to 1, for the jitter of restarts. `spans` makes those of calls, where there are some. `check` makes what
-    looks at the answers of a model's warm-up.
+    If a model's policy asks for it, `escalated` is called with the name and the reason when the model is given up. `chance`
+    returns numbers from 0 to 1, for the jitter of restarts. `spans` makes the spans of calls; default None: there are none.
+    `check` makes the function that checks the answers of a model's warm-up.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Supervisor:
         self.workers: dict[str, Worker] = {}
         self._escalated, self._chance, self._spans, self._check = escalated, chance, spans, check
         self.explained: list[Callable[[Failure], None]] = []
-        """Each is called with every failure of a model that the log explains."""
+        """Functions that are called with every failure of a model that the log explains."""
         self.noticed: list[Callable[[Worker], None]] = []
-        """Each is called after every change of a worker's state, of those too that are not in service yet or any more."""
+        """Functions that are called after every change of a worker's state, even if it is not in service."""
         self._revision = 0
         self._watchers = trio.lowlevel.ParkingLot()
         for spec in specs:
@@ -87,18 +87,17 @@ class Supervisor:
         self._added: list[Worker] = []
         self._nursery: trio.Nursery | None = None
         self.reloading: set[str] = set()
-        """The names of models of which another version is on its way."""
+        """The names of models of which a new version is loading."""
         self.dismissed: set[str] = set()
-        """Models of `configured` that are not in service because somebody has asked for that: readiness does not wait for
-        them."""
+        """Configured models that were unloaded on request: readiness does not wait for them."""
         self._unloadable: dict[str, str] = {}
-        """Why those of `configured` are not in service whose last `load` has failed."""
+        """The error of the last `load` of each configured model whose `load` failed."""
         self._replaced: dict[str, set[Worker]] = {}
         self._aside: set[trio.CancelScope] = set()
         self._stopping = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Runs until `stop` or cancelled. Started when the first load of each model is decided."""
+        """Runs until `stop` is called or it is cancelled. It has started when the first load of each model has ended."""
         async with trio.open_nursery() as nursery:
             self._nursery, self._context = nursery, contextvars.copy_context()
             try:
@@ -112,12 +111,12 @@ class Supervisor:
                 self._nursery = None
 
     async def stop(self) -> None:
-        """Unloads every model and waits for each: those in processes at once, side by side, the others one by one, the last
-        started first. Those that wait to be started never are."""
+        """Unloads every model and waits for each. Models in processes are unloaded concurrently; the others one by one, the
+        last started first. Models that have not been started are not started any more."""
         self._stopping.set()
         workers = [*reversed([*self._configured, *self._added])]
         for worker in workers:
-            if worker.in_processes:  # none of them needs another, and one that hangs takes its seconds
+            if worker.in_processes:  # they do not depend on each other, and one that hangs must not delay the rest
                 worker.stop()
         for worker in workers:
             worker.stop()
@@ -138,11 +137,11 @@ class Supervisor:
         )
 
     def explain(self, failure: Failure) -> None:
-        """The log explains a failure."""
+        """Passes a failure that the log explains to all of `explained`."""
         for told in self.explained:
             try:
                 told(failure)
-            except Exception:  # the error's own code, which may be anything: its client hears of it all the same
+            except Exception:  # from the error's own code, such as a __str__: the client still gets its answer
                 log.exception("an incident cannot be kept", extra={"incident": failure.incident})
 
     def _changed(self, worker: Worker | None = None) -> None:
@@ -154,22 +153,22 @@ class Supervisor:
         if worker is not None and worker.given_up and worker.spec.restart.escalate and self._escalated is not None:
             self._escalated(worker.name, worker.reason)
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- the models --------------------------------------------------------------------------------------------------
 
     @property
     def models(self) -> ModelsSnapshot:
-        """The models in service, now."""
+        """A snapshot of the models in service."""
         return ModelsSnapshot(self.workers, self._revision)
 
     def versions(self, name: str) -> list[Worker]:
-        """The model of that name in service, then what else of it is loading, or has not ended yet."""
+        """Returns the workers of a model: first the one in service, then those that are loading or have not ended yet."""
         serving = self.workers.get(name)
         others = [worker for worker in self._added if worker.name == name and not worker.stopped.is_set()]
         every = dict.fromkeys((*([] if serving is None else [serving]), *others, *self._replaced.get(name, ())))
         return list(every)
 
     async def models_after(self, revision: int) -> ModelsSnapshot:
-        """The models in service, as soon as there was a change after that revision. A checkpoint always."""
+        """Waits for a change after that revision, and returns the models in service. Always a checkpoint."""
         await trio.lowlevel.checkpoint()
         while self._revision <= revision:
             await self._watchers.park()
@@ -177,14 +176,14 @@ class Supervisor:
 
     @property
     def loading(self) -> list[str]:
-        """Models whose first load is not decided yet."""
+        """The names of models in service whose state is LOADING."""
         return [w.name for w in self.workers.values() if w.state is State.LOADING]
 
     @property
     def unready(self) -> list[Absent]:
-        """The models for which no load balancer should choose this server: those of `configured` that are required and do
-        not answer, but for the `dismissed`; all of `configured` where no model of the server answers. Models of `load` are
-        never a reason."""
+        """The models because of which this server is not ready: required models of `configured` that do not answer, except
+        those in `dismissed`. If no model of the server answers, it is all of `configured`. Models of `load` are never a
+        reason."""
         absent = [self._absent(name) for name in self.configured]
         missed = [one for one in absent if one.why and self.configured[one.name].required and one.name not in self.dismissed]
         if not missed and all(worker.life.absence for worker in self.workers.values()):
@@ -200,27 +199,27 @@ class Supervisor:
         return Absent(name, "was unloaded" if name in self.dismissed else "is not in service", "")
 
     def unloadable(self, name: str) -> str | None:
-        """The failure of the last `load` of a model of `configured`; None where it has not, or the model is in service
-        or `dismissed`."""
+        """Returns the error of the last `load` of a configured model; None if there was none, or the model is in service or
+        in `dismissed`."""
         return None if name in self.workers or name in self.dismissed else self._unloadable.get(name)
 
     @property
     def waiting(self) -> set[Caller]:
-        """Callers that wait for a slot, of versions too that have been replaced and are not gone yet."""
+        """Callers that wait for a slot, including those of replaced versions that still run."""
         replaced = (worker for workers in self._replaced.values() for worker in workers)
         return {caller for worker in (*self.workers.values(), *replaced) for caller in worker.slots.waiting}
 
     # -- at run time -------------------------------------------------------------------------------------------------
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Runs what manages models of `load`, in a task of `run`'s; it is cancelled when `stop` has stopped them all.
-        Unavailable where nothing runs."""
+        """Runs a function that manages models of `load`, in a task of `run`. It is cancelled after `stop` has stopped all
+        models. Unavailable before `run` and after `stop`."""
         self._start(self._beside, task, arguments)
 
     def _start(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         if self._nursery is None or self._stopping.is_set():
             raise Unavailable("the server loads no models now: it is starting or shutting down; try again")
-        # in our context: a model outlives the call that had it loaded
+        # in our context, because a model outlives the call that asked for its load
         self._context.run(self._nursery.start_soon, task, *arguments)
 
     async def _beside(self, task: Callable[..., Awaitable[None]], arguments: tuple[Any, ...]) -> None:
@@ -232,10 +231,10 @@ class Supervisor:
                 self._aside.remove(scope)
 
     async def load(self, spec: ModelSpec, *, lasting: bool = False) -> Worker:
-        """Adds a model, and returns when it is in service. What its `load()` raised comes out, and then there is nothing
-        left of it; Conflict where the name is taken. When cancelled the load is given up, and its clean-up waited for.
-        A model that crashes later is loaded again by its policy; one that is given up is gone, or, where it is to be
-        `lasting`, stays as FAILED, as those of `specs` do."""
+        """Adds a model; returns when it is in service. If its `load()` raises, that error is raised here and nothing of the
+        model is left. Conflict if the name is taken. If this is cancelled, the load is given up, and its clean-up is waited
+        for. A model that crashes later is loaded again by its policy. If it is given up it disappears, or, if it is
+        `lasting`, stays as FAILED, like those of `specs`."""
         alive = (worker.name for worker in (*self._begun, *self._added) if not worker.stopped.is_set())
         if spec.name in self.workers or spec.name in alive:
             raise Conflict(f"a model named {spec.name[:100]!r} is there already")
@@ -253,7 +252,7 @@ class Supervisor:
         return worker
 
     async def _loaded(self, worker: Worker) -> None:
-        """Has a new worker load its model; the errors of `load`."""
+        """Starts a new worker and waits for its first load. Raises the errors of `load`."""
         self._start(self._keep, worker)
         self._added.append(worker)
         try:
@@ -284,20 +283,20 @@ class Supervisor:
             self._changed()
 
     def retire(self, worker: Worker, patience: float = 0.0) -> None:
-        """Takes a model out of service at once, and begins to unload it, with what is left of versions before it:
-        `worker.stopped` says when it is. Sessions that run have `patience` seconds to end. Idempotent."""
+        """Takes a model out of service at once, and begins to unload it and its replaced versions. `worker.stopped` is set
+        when it is unloaded. Running sessions have `patience` seconds to end. Idempotent."""
         self._leave_service(worker)
         for one in (worker, *self._replaced.get(worker.name, ())):
             one.stop(patience)
 
     async def reload(self, spec: ModelSpec, patience: float) -> Worker:
-        """Puts a model in the place of the one of its name that is in service, and returns when it answers.
+        """Replaces the model of the same name that is in service; returns when the new version accepts calls.
 
-        It is loaded and warmed up while the old one serves; then all calls that have no slot yet are the new one's, at
-        once. Sessions of the old one, and those that wait for a slot of it, have `patience` seconds to end there. What the
-        new one's load raised comes out, and the old one serves on. NotFound where there is none to replace, Conflict while
-        another is on its way or where the old one went meanwhile. A caller who is cancelled before the switch has given it
-        up.
+        The new version is loaded and warmed up while the old one serves. Then it takes over at once: every call that does
+        not have a slot of the old version, nor waits for one, goes to the new one. The others have `patience` seconds to
+        end on the old one. If the new version cannot be loaded, its error is raised and the old one goes on. NotFound if
+        there is no model to replace. Conflict while another reload runs, or if the old version was unloaded meanwhile. A
+        caller that is cancelled before the switch gives the reload up.
         """
         name, old = spec.name, self.workers.get(spec.name)
         if old is None:
@@ -311,7 +310,7 @@ class Supervisor:
             try:
                 await self._loaded(worker)
             except BaseException:
-                old.last_error = worker.last_error or old.last_error  # the log explains it
+                old.last_error = worker.last_error or old.last_error
                 raise
             if self.workers.get(name) is not old:
                 worker.stop()
@@ -340,13 +339,13 @@ class Supervisor:
             self._watchers.unpark_all()
 
     async def replaced_gone(self, name: str) -> None:
-        """Returns when nothing is left of those that `reload` has put another in the place of."""
+        """Waits until nothing is left of the versions of a model that `reload` has replaced."""
         while self._replaced.get(name):
             await self._watchers.park()
 
     @property
     def needs(self) -> dict[str, int]:
-        """What the models that are loaded, or on their way in or out, declare to need: bytes by their names."""
+        """The bytes of memory that models declare, by name: all that are loaded, loading or being unloaded."""
         needs: dict[str, int] = {}
         for worker in (*self._configured, *self._added):
             if not worker.stopped.is_set():
@@ -354,7 +353,8 @@ class Supervisor:
         return needs
 
     async def unload(self, name: str, patience: float = 0.0) -> None:
-        """Unloads a model of `load`. Cancelled, it goes on without us. NotFound where there is none."""
+        """Unloads a model of `load` and waits for that. The unload continues if this is cancelled. NotFound if there is no
+        such model."""
         worker = self.workers.get(name)
         if worker is None or worker not in self._added:
             raise NotFound(f"no model {name[:100]!r} was loaded")

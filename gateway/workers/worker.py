@@ -1,4 +1,4 @@
-"""One model in service: loaded, called within its capacity, and started again when it has crashed."""
+"""One model in service: loads it, calls it within its capacity, and loads it again after a crash."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ _SHUTDOWN_SECONDS = 5.0
 _THREADS = 8
 
 
-_TEXT = Family.TEXT  # named once: a member costs three look-ups where it is used
+_TEXT = Family.TEXT  # a global, because each use of an enum's member costs three look-ups
 
 
 @final
 class Worker:
     """Keeps one model loaded and lets exchanges call it.
 
-    Sessions run in their exchange's task. An exception out of a session is that session's; one out of `load()`'s
-    context is the worker's: its live sessions get their one ending and the model is loaded again after the policy's
+    A session runs in the task of its exchange. An exception of a session ends only that session. An exception of the
+    context of `load()` is a crash: live sessions get their one ending, and the model is loaded again after the policy's
     wait, or given up.
 
-    A worker that is not `lasting` is never there without its model: where the first load fails, and where the model is
-    given up later, `run` ends, and `failure` is what it failed of.
+    A worker that is not `lasting` does not outlive its model: if the first load fails, or the model is given up later,
+    `run` ends, and `failure` is the exception.
 
-    `changed` is called after each change of its state; `chance` gives numbers from 0 to 1, for the jitter of restarts;
-    `spans` makes those of its calls, where there are some; `check` makes what looks at the answers of its warm-up;
-    `explained` is called with each failure that the log explains.
+    `changed` is called after each change of state. `chance` returns numbers from 0 to 1, for the jitter of restarts.
+    `spans` makes the spans of calls; default None: there are none. `check` makes the function that checks the answers of
+    the warm-up. `explained` is called with each failure that the log explains.
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
@@ -114,33 +114,34 @@ class Worker:
         self.spec, self.name = spec, spec.name
         self.life = Life(spec.name, spec.restart.kind, lasting=lasting)
         self.replaces = False
-        """True if it is to take the place of a worker that serves meanwhile."""
+        """True if the worker will replace another in a reload."""
         self._changed, self._chance, self._spans = changed, chance, spans
         self.failure: BaseException | None = None
         self.task: trio.lowlevel.Task | None = None
         """The task that loads the model, and runs its work beside the calls."""
         self.reason = ""
-        """Why it is not ready, or was not before, where something went wrong."""
+        """The reason of the last crash or failed load; empty once the model is loaded."""
         self.crashes: list[float] = []
-        """When it crashed, within the period of its policy, on Trio's clock."""
+        """The times of crashes within the period of the policy, on Trio's clock."""
         self.successor: Worker | None = None
-        """The worker that serves in its place since a reload: whoever has chosen this one and has no slot yet is sent on."""
+        """The worker that has replaced this one in a reload. Calls that picked this one and have not asked for a slot go to
+        it."""
         self.given_up = False
-        """Whether it crashed, while it was in service or was to be, and is not loaded again."""
+        """True if the model crashed in service, or before its first load if it is `lasting`, and is not loaded again."""
         self.last_error: LastError | None = None
-        """The last failure of the model that a log line explains: its own, or of a session of it."""
+        """The last failure of the model, or of one of its sessions, that the log explains."""
         self.log_limits = LogLimits(model=spec.name)
-        """How often what its sessions raise is written to the log."""
+        """The limit on log lines about exceptions of sessions."""
         self.statistics = ModelStatistics(batched=spec.batching is not None)
         self.slots = Slots(spec, self.life, self.statistics, spans)
         self.tensor_codec: Any = None
-        """What v2 has made for this worker's calls: it lasts as long."""
+        """The codec that v2 has made for this worker's calls; None before the first."""
         self._threads = trio.CapacityLimiter(_THREADS)
         self.stuck = self.slots.stuck
         self.stopping = self.stuck.stopping
-        """How long its sessions take to stop."""
+        """The times that sessions take to stop."""
         self._model: Model | None = None
-        self._called: Model | None = None  # the same, perhaps in spans
+        self._called: Model | None = None  # the model, with spans if there are some
         self._loading = trio.CancelScope()
         self._patience = trio.CancelScope()
         self._settled = trio.Event()
@@ -161,39 +162,39 @@ class Worker:
 
     @property
     def in_processes(self) -> bool:
-        """True while it is loaded, and runs in processes of its own."""
+        """True while the model is loaded and runs in separate processes."""
         return hasattr(self._model, "__model_instances__")
 
     @property
     def body_memory(self) -> Any:
-        """Where whole bodies for the model are best received, a BodyMemory; None: anywhere."""
+        """The BodyMemory in which whole bodies for the model should be received; None: any memory will do."""
         return getattr(self._model, "__model_bodies__", None)
 
     @property
     def formatting(self) -> Any:
-        """Makes what formats one request, by its id, if the model's formatters are called elsewhere; None: they are called
-        here."""
+        """The function that makes the `Formatting` of a request, by its id, if the model's formatters run in its processes;
+        None: they run in this process."""
         return getattr(self._model, "__model_formatting__", None)
 
     def said(self, name: str) -> Any:
-        """The value of a field by the spec, else by the model itself; None where neither has one."""
+        """Returns the value of a field of the spec, or else of the model's attribute; None if neither has one."""
         said = getattr(self.spec, name)
         return getattr(self._model, name, None) if said is None else said
 
     @property
     def own_stops(self) -> bool:
-        """True if the model says that it acts on `stop_sequences`: its texts end there already."""
+        """True if the model declares the parameter `stop_sequences`: then its texts end there already."""
         parameters = self.said("parameters")
         return isinstance(parameters, Collection) and "stop_sequences" in parameters  # a torch module has such a method
 
-    # -- supervised life ---------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------------------------
 
     async def first_load(self) -> None:
         """Waits until the first attempt to load has succeeded or failed."""
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Loads the model and keeps it loaded until `stop`. Raises nothing: a model that cannot be kept up is FAILED."""
+        """Loads the model and keeps it loaded until `stop`. Raises nothing: a model that is given up is FAILED."""
         policy, life = self.spec.restart, self.life
         self.task = trio.lowlevel.current_task()
         try:
@@ -204,7 +205,7 @@ class Worker:
                     break
                 now, ended = trio.current_time(), isinstance(crash, LoadEnded)
                 self.crashes = [*within_period(policy, self.crashes, now), now]
-                told = isinstance(crash, GivenUpElsewhere)  # which has the type and text of what it was given up for
+                told = isinstance(crash, GivenUpElsewhere)  # its text has the type and the text of the original error
                 self.reason = text_without_secrets(str(crash) if told else f"{type(crash).__name__}: {crash}")[:300]
                 wait = None
                 if (life.lasting or life.loaded) and not told:
@@ -227,7 +228,7 @@ class Worker:
                 if wait is None and not life.lasting:
                     self.failure = contained(crash)
                     break
-                detached(crash)  # this frame keeps it until the next one, but must not keep a failed load's memory
+                detached(crash)  # this frame keeps it until the next crash, but must not keep the memory of a failed load
                 if wait is not None:
                     life.restart_at = now + wait
                     self._enter(State.RESTARTING)
@@ -245,7 +246,7 @@ class Worker:
 
     @property
     def _end_said(self) -> str:
-        """The log's message for a crash after which it is not loaded again."""
+        """The log's message for a crash after which the model is not loaded again."""
         if self.life.lasting or self.life.loaded:
             return "model given up"
         return "model not reloaded" if self.replaces else "model cannot be loaded"
@@ -257,7 +258,7 @@ class Worker:
             self._changed(self)
 
     async def _one_life(self) -> BaseException | None:
-        """One load and its life; the exception that ended it, None when it was asked to stop."""
+        """Loads the model and keeps it until it ends. Returns the exception that ended it; None if it was asked to stop."""
         self._enter(State.LOADING)
         spec, spans, life = self.spec, self._spans, self.life
         if spans is not None and spec.batching is not None:
@@ -273,9 +274,9 @@ class Worker:
                         try:
                             await warm_up(model, self.spec, self._check and self._check(self.spec))
                         except WarmupFailed as e:
-                            cold = e  # a load() that contains what is raised in its block is no better for that
+                            cold = e  # kept, because a load() might suppress the exception
                             raise
-                    # it may be too late, or not wanted any more, though load() did not notice
+                    # load() may not have noticed that its time is over, or that it is no longer wanted
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
                     self._model = model
@@ -296,13 +297,13 @@ class Worker:
                         life.there = False
                         if not life.stop.is_set():
                             self._enter(State.RESTARTING)
-                        # a crash in the background cancels us: sessions learn of it before the clean-up runs
+                        # a crash in the background cancels this task: sessions end before the clean-up runs
                         self._lose_sessions()
                         scope.deadline = trio.current_time() + _SHUTDOWN_SECONDS
         except BaseException as e:  # a model's sys.exit() is not the server's
             if not is_failure(e):
                 if isinstance(e, BaseExceptionGroup):
-                    raise self._only_cancelled(e) from None  # the server was cancelled in the same moment
+                    raise self._only_cancelled(e) from None  # the gateway was cancelled in the same moment
                 raise
             error = failures.one_of(e)
         else:
@@ -313,10 +314,10 @@ class Worker:
                 return None
             return error
         finally:
-            del error, cold  # they know this frame: a cycle would keep the model
+            del error, cold  # they refer to this frame, and the cycle would keep the model
 
     def _silent_end(self, *, timed_out: bool) -> Exception | None:
-        """Why a life is over that raised nothing: None for the one good reason."""
+        """Returns the error of a load that ended without an exception; None if the end was asked for."""
         stopping = self.life.stop.is_set()
         match self.state:
             case State.LOADING if timed_out and not stopping:
@@ -337,8 +338,8 @@ class Worker:
             caller.interrupt(WorkerLost(f"the worker of model {self.name!r} ended; try again"))
 
     def stop(self, patience: float = 0.0) -> None:
-        """Unloads the model, or gives up loading it. Sessions that wait for a slot are turned away at once, unless there is
-        a successor; those that run get their ending after `patience` seconds. Idempotent: the most impatient call counts."""
+        """Unloads the model, or gives up loading it. Sessions that wait for a slot get an error at once, unless there is a
+        successor. Running sessions have `patience` seconds to end. May be called again: the shortest patience counts."""
         if self.state is State.READY:
             self._enter(State.DRAINING)
         elif self.state is State.LOADING:
@@ -352,21 +353,21 @@ class Worker:
         self.life.stop.set()
 
     def hand_over(self, successor: Worker, patience: float) -> None:
-        """Stops in favour of another worker. Sessions that run, and those that wait for a slot, have `patience` seconds to
-        end here; calls that have chosen this worker, and no slot yet, go to the successor."""
+        """Stops in favour of another worker. Sessions that run or wait for a slot have `patience` seconds to end here. Calls
+        that picked this worker, but have not asked for a slot yet, go to the successor."""
         self.successor, self.slots.successor = successor, successor.slots
         self.stop(patience)
 
     def retired(self) -> None:
-        """After the end: what still knows this worker no longer keeps the model alive."""
+        """Drops the model's `load` after the end, so that references to this worker do not keep the model alive."""
         self.spec = replace(self.spec, load=_never)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def check_ready(self, caller: Caller, *, room: bool = True) -> None:
-        """Raises Unavailable unless the model can be called now, and Overloaded where there is not even a place in the
-        queue for this caller: to be asked before a body is received. `room` is False where `Slots.take` is to say that,
-        because only the body tells in which words."""
+        """Raises Unavailable unless the model can be called, and Overloaded if even the queue has no place for the caller.
+        Call it before a body is received. With `room=False`, the queue is not checked: `Slots.take` does that later, if the
+        form of the error depends on the body."""
         slots = self.slots
         if slots.open:
             if room and slots.free <= slots.brink:
@@ -377,8 +378,9 @@ class Worker:
             self.life.check()
 
     async def call(self, session: Session[Any, Any], caller: Caller, wire: Family, read_prompt: Any = None) -> None:
-        """Runs the model for one session, whose caller has a slot. Returns when the model has; what it raised comes out as
-        ModelFailed (its own ModelError) or ModelCrashed (anything else, logged under the caller's incident id)."""
+        """Runs the model for one session, whose caller has a slot, until the model returns. If the model raises, this raises
+        ModelFailed for its own ModelError, and ModelCrashed for any other error, which is logged under the caller's incident
+        id."""
         if not self.slots.open:
             if self.successor is not None and caller not in self.slots.live:
                 await self.successor.call(session, caller, wire, read_prompt)
@@ -404,17 +406,17 @@ class Worker:
                 raise
             raised = self._raised(e, session, caller, text)
             if is_failure(e):
-                detached(e)  # out of a thread that its author has begun it is in a cycle, which would keep the same
+                detached(e)  # from a thread of the model's code it is in a reference cycle, which would keep memory too
             if raised is None:
                 return
             try:
                 raise raised
             finally:
-                del raised  # it knows this frame: a cycle would keep the exchange's memory
+                del raised  # it refers to this frame, and the cycle would keep the exchange's memory
 
     def _stopped(self, caller: Caller, error: BaseException | None = None) -> None:
-        """The gateway has stopped the model, as its text had all that was asked for. An error that it has raised since
-        changes nothing in the answer."""
+        """Notes that the gateway has stopped the model, because its text was complete. An error that the model raised since
+        then is logged, and does not change the answer."""
         caller.stopped_by = "gateway"
         raised = error is not None and not failures.end_normally(list(leaves(error)))
         if raised and self.log_limits.allows("model raised while stopped", level=logging.WARNING):
@@ -425,7 +427,7 @@ class Worker:
     def _raised(
         self, e: BaseException, session: Session[Any, Any], caller: Caller, text: Continuations | None
     ) -> BaseException | None:
-        """What a call ends with whose model has raised; None: as if it had returned."""
+        """Returns the error of a call whose model has raised; None if the call ends as if the model had returned."""
         errors = list(leaves(e))
         if isinstance(e, BaseExceptionGroup) and not is_failure(e):
             return failures.because(self._only_cancelled(e, caller.id), None)
@@ -450,13 +452,14 @@ class Worker:
         return failures.because(told, e)
 
     def _failed(self, error: BaseException) -> LastError:
-        """The error, with an id under which the log is to explain it."""
+        """Makes an incident id for an error of the model, and keeps both as the last error."""
         said = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
         self.last_error = LastError(error=said, incident=uuid4().hex[:12], at=trio.current_time())
         return self.last_error
 
     def explain(self, error: BaseException, incident: str, stream: str = "", told: str = "") -> None:
-        """Tells of an error that the log has under that number; `told` is what the client of that stream hears."""
+        """Reports an error that the log explains under the id `incident`. `told` is the error that the client of that stream
+        gets."""
         if self._explained is not None:
             spec = self.spec
             self._explained(
@@ -464,9 +467,9 @@ class Worker:
             )
 
     async def run_author_code(self, call: Callable[[], T]) -> T:
-        """Runs a function of the model's author that belongs to no session, in one of a few threads that are for those: one
-        that hangs keeps nobody waiting but them. DeadlineExceeded where it takes longer than a session may. Where the
-        exchange is cancelled it is left to itself."""
+        """Runs a function of the model's code that belongs to no session, in one of 8 threads for these: one that hangs
+        delays only other functions of this kind. DeadlineExceeded if it takes longer than the model's `timeout`. If the
+        exchange is cancelled, the function runs on without it."""
         seconds = self.spec.timeout or math.inf
         with trio.move_on_after(seconds) as scope:
             return await run_step(call, limiter=self._threads)

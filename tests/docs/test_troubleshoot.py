@@ -312,7 +312,7 @@ async def others_wait() -> str:
 SAID: dict[str, Callable[[], Awaitable[str]]] = {
     "model 'chat' is busy: 1 sessions run and 0 wait (models.chat.capacity, models.chat.queue); try again later": queue_is_full,
     "model 'chat' is busy: no slot was free within 1 s (models.chat.queue_timeout); try again later": queue_takes_too_long,
-    "model 'chat' is busy: whoever asks has 1 of 2 slots and 1 of 2 places in the queue, and one party may have 50 percent of "
+    "model 'chat' is busy: this client has 1 of 2 slots and 1 of 2 places in the queue, and one party may have 50 percent of "
     "each (models.chat.party_share); try again later": share_is_held,
     "no memory for ... bytes: ... of ... bytes are in use (limits.total_bytes); try again later": memory_is_full,
     "no memory for ... bytes: ... of ... bytes are in use (limits.total_bytes), ... of them for this client: while more than half "

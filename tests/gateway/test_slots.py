@@ -174,7 +174,7 @@ async def test_a_party_with_its_share_waits_though_a_slot_is_free_and_another_ha
     [
         (10, 10, "3 of 4 slots and 9 of 10 places in the queue, and one party may have 90 percent of each"),
         (1, 2, "4 sessions run and 1 wait"),
-        (0, 1, "whoever asks has 3 of 4 slots and 0 of 0 places"),
+        (0, 1, "this client has 3 of 4 slots and 0 of 0 places"),
     ],
 )
 async def test_one_party_cannot_take_all_places_in_the_queue(queue: int, refused: int, says: str) -> None:

@@ -316,7 +316,7 @@ async def test_a_model_that_goes_on_after_its_session_is_late_and_then_stuck(
             assert (worker.stuck.now, worker.slots.free) == (stuck, 1)
             assert worker.stopping.breaches == stuck
         (record,) = logged(caplog, "model stopped late")
-        assert "is to within 2 s (models.m.stop_within)" in record.reason
+        assert "the limit is 2 s (models.m.stop_within)" in record.reason
         assert len(logged(caplog, "model is stuck")) == 1
         await trio.sleep(10)
         assert (worker.stuck.now, worker.stuck.total, worker.slots.free, worker.slots.in_use) == (0, 1, 1, 0)
