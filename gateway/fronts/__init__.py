@@ -1,1 +1,2 @@
-"""Several processes behind one port: a parent that accepts, and the fronts that serve. Imports gateway.py and below."""
+"""Several processes behind one port: a parent that accepts connections, and fronts that serve them. Imports gateway.py and
+below."""

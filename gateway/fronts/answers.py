@@ -1,4 +1,4 @@
-"""What the operator plane of a parent answers: it asks the fronts, and adds."""
+"""Answers for the operator plane of a parent: asks the fronts, and merges their answers."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ log = logging.getLogger("gateway.fronts")
 
 T = TypeVar("T")
 
-_PARENT = 0  # the number of the parent among fronts, which count from 1
+_PARENT = 0  # the id of the parent among the fronts, whose ids begin at 1
 
-_LOOK = 1.0  # seconds between two looks at a file
-_PROBE = 0.5  # seconds for an answer about health: probes have one themselves, and who is silent gets no connections
+_LOOK = 1.0  # seconds between two checks of a file
+_PROBE = 0.5  # seconds for an answer about health: probes allow one, and a silent front gets no connections anyway
 
 
 @final
 class ParentAnswers:
-    """The answers of all fronts together. It is the place of the plane too."""
+    """The merged answers of all fronts. It is also the `PlaneSite` of the operator plane."""
 
     def __init__(self, parent: Parent) -> None:
         self.place: PlaneSite = self
@@ -57,28 +57,28 @@ class ParentAnswers:
         self.config: Config = parent.config
         self.limits: LimitsConfig = parent.config.limits
         self.operator_port = 0
-        """Where the plane listens; 0 where it does not."""
+        """The port of the operator plane; 0 if there is none."""
         self.metrics_port = 0
-        """The same, of the metrics alone."""
+        """The port for metrics alone; 0 if there is none."""
         self._watched: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
         self._beside: list[Callable[[], Awaitable[None]]] = []
         self._began = time.monotonic()
-        self._figures: dict[FrontLink, StatsView] = {}  # the last of each front
-        self._figures_before: list[StatsView] = []  # the sum of those that are gone: one, or none
+        self._figures: dict[FrontLink, StatsView] = {}  # the last figures of each front
+        self._figures_before: list[StatsView] = []  # the sum over fronts that have ended, if any
         self._readers = 0
         self._reloading = trio.Lock()
         self.begin_drain, self.reported = parent.begin_drain, parent.reported
 
     def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
-        """Looks at a file once a second while `watch` runs."""
+        """Checks a file once a second while `watch` runs, and calls `reload` if it has changed."""
         self._watched.append((file, reload))
 
     def each_second(self, look: Callable[[], Awaitable[None]]) -> None:
-        """It is awaited once a second while `watch` runs; what it raises is a line of the log."""
+        """Awaits `look` once a second while `watch` runs. An exception of it is logged."""
         self._beside.append(look)
 
     async def watch(self) -> None:
-        """Looks at files, and does what is to be done each second, until it is cancelled."""
+        """Runs the checks of `watch_file` and `each_second` until it is cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_beside)
             while True:
@@ -93,11 +93,11 @@ class ParentAnswers:
             for look in self._beside:
                 try:
                     await look()
-                except Exception:  # a mistake of ours: the server goes on
+                except Exception:  # a bug of the gateway must not end the server
                     log.exception("a look at the fronts failed")
 
     def operate(self) -> None:
-        """Fronts keep incidents by themselves."""
+        """Does nothing: each front keeps its own incidents."""
 
     @property
     def draining(self) -> bool:
@@ -106,18 +106,18 @@ class ParentAnswers:
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """What became of every exchange in it, once it is over."""
+        """The report of all fronts after a drain; None before."""
         return self._parent.report
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     @property
     def _fronts(self) -> list[FrontLink]:
-        """Those that serve, those that drain too, by their numbers."""
+        """The fronts that serve or drain, in the order of their numbers."""
         return sorted((link for link in self._parent.links if link.listening), key=lambda link: (link.number, link.id))
 
     async def _ask_all(self, what: str, kind: Any, argument: Any = None, within: float = ANSWER) -> dict[FrontLink, Any]:
-        """The answers of all that give one in time, each of this kind."""
+        """Asks all fronts. Returns the answers that arrive in time, each converted to `kind`."""
         answers: dict[FrontLink, Any] = {}
 
         async def ask(link: FrontLink) -> None:
@@ -135,7 +135,7 @@ class ParentAnswers:
         return {link: answers[link] for link in fronts if link in answers}
 
     async def unready(self) -> tuple[str, ...]:
-        """Why new calls are not taken: the reasons of each front that takes connections, and where none does."""
+        """Returns the reasons why new calls are not taken: those of each front that takes connections, or that none does."""
         reasons = ["draining"] if self.draining else []
         told = await self._ask_all("unready", tuple[str, ...], within=_PROBE)
         if not any(link.taking for link in told):
@@ -145,16 +145,16 @@ class ParentAnswers:
         return tuple(dict.fromkeys(reasons))
 
     async def metrics(self, accept: str) -> tuple[str, bytes]:
-        """The content type and the body that answer a scrape: sums."""
+        """Returns the content type and the body for a scrape, with the sums over all fronts."""
         sums = self._parent.sums
         for link, families in (await self._ask_all("metrics", list[Family])).items():
-            if link in self._parent.links:  # else its last word was better
+            if link in self._parent.links:  # otherwise its last message has newer figures
                 sums.put(link.id, families)
         sums.put(_PARENT, families_of(self._parent.owned.metrics()))
         return exposition(sums.registry, accept)
 
     async def stats(self) -> StatsView:
-        """The figures of all fronts, added; what those have counted that are gone is in them."""
+        """Returns the sums of the figures of all fronts, including those that have ended."""
         for link, view in (await self._ask_all("stats", StatsView)).items():
             if _fits(link, view):
                 self._figures[link] = view
@@ -181,7 +181,7 @@ class ParentAnswers:
         return (await self.models()).models
 
     async def models(self) -> ModelsView:
-        """Every model there is, with the sums of all fronts."""
+        """Returns every model, with the sums over all fronts."""
         told: dict[FrontLink, ModelsView] = await self._ask_all("models", ModelsView)
         return ModelsView(
             revision=sum(view.revision for view in told.values()),
@@ -191,11 +191,11 @@ class ParentAnswers:
         )
 
     def _owned(self) -> dict[str, ModelView]:
-        """The models whose processes are the parent's, as it has them."""
+        """Returns the parent's view of the models whose processes it owns."""
         return {name: view_of_model(load.status, 0, []) for name, load in self._parent.owned.latest.items()}
 
     async def model(self, name: str) -> ModelView:
-        """One of them. NotFound."""
+        """Returns one model, with the sums over all fronts. NotFound if there is none of that name."""
         told = (await self._ask_all("model", list[ModelView], name)).items()
         views_of = {link.number: views for link, views in told if link.taking or self.draining}
         for view in models_of_all(views_of, self._owned()):
@@ -203,23 +203,23 @@ class ParentAnswers:
         raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
 
     async def load(self, name: str) -> ModelView:
-        """Conflict: each front would have models of its own."""
+        """Always raises Conflict: each front would have other models."""
         raise self._refusal("loaded")
 
     async def unload(self, name: str) -> ModelView:
-        """The same."""
+        """Always raises Conflict: each front would have other models."""
         raise self._refusal("unloaded")
 
     def _refusal(self, what: str) -> Conflict:
         n = self._parent.processes
         return Conflict(
-            f"no model is {what} by itself with listen.processes = {n}: each process would have its own. Change the "
+            f"no model can be {what} alone with listen.processes = {n}: each process would have its own. Change the "
             "configuration, and send SIGHUP"
         )
 
     async def reload(self, name: str, patience: float | None) -> ModelView:
-        """Loads it anew in each front, one after the other; where one cannot, those after it keep the old version. Processes
-        that the fronts share are started anew before that, beside the old ones."""
+        """Reloads a model in each front, one after the other. If one fails, the fronts after it keep the old version. If the
+        fronts share the model's processes, new processes are started first, beside the old ones."""
         owned = self._parent.owned
         async with self._reloading:
             old = await owned.load_anew(name) if name in owned.latest else None
@@ -233,7 +233,7 @@ class ParentAnswers:
         return await self.model(name)
 
     async def restart(self, name: str, number: int) -> ModelView:
-        """Puts a new process in the place of one of the model's: of all fronts, or of each front that has some."""
+        """Replaces one process of a model: the one that all fronts share, or the one of each front."""
         async with self._reloading:
             if name in self._parent.owned.latest:
                 await self._parent.owned.restart(name, number)
@@ -252,7 +252,7 @@ class ParentAnswers:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def streams(self, query: StreamQuery) -> StreamsView:
-        """The live streams of all fronts that are asked for."""
+        """Returns the live streams of all fronts that match the query."""
         told: list[StreamsView] = list((await self._ask_all("streams", StreamsView, query)).values())
         endings = Counter[str]()
         for view in told:
@@ -268,7 +268,8 @@ class ParentAnswers:
         )
 
     async def end(self, id: str) -> StreamView:
-        """Ends a live stream, in whatever front it is. NotFound; Conflict where its answer is complete already."""
+        """Ends a live stream in any front. NotFound if there is none of that id; Conflict if its answer is complete
+        already; Unavailable if a front that may have it does not answer."""
         silent = False
         for link in self._fronts:
             try:
@@ -281,12 +282,12 @@ class ParentAnswers:
             except msgspec.ValidationError as e:
                 link.broken(e)
         if silent:
-            raise Unavailable(f"a front does not answer, which may have the stream {show(id[:100])}; try again")
+            raise Unavailable(f"a front that may have the stream {show(id[:100])} does not answer; try again")
         raise NotFound(f"no stream {show(id[:100])} is live: GET /streams lists those that are")
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Callable[[], Awaitable[bytearray]]]:
-        """Inside the block each call gives the events since the last one, of all fronts."""
+        """Yields a function that returns the events of all fronts since its last call. It works inside the block."""
         self._readers += 1
         reader, watch = self._readers, _Watch(self._owned)
 
@@ -306,12 +307,12 @@ class ParentAnswers:
         return sorted(incidents_of_all(view for views in told for view in views), key=lambda view: -view.last)
 
     async def incidents(self) -> IncidentsView:
-        """The incidents of the fronts that are there."""
+        """Returns the incidents of all present fronts, the latest first."""
         kept = (await self._incidents())[:GROUPS]
         return IncidentsView(incidents=[msgspec.structs.replace(view, traceback=UNSET) for view in kept])
 
     async def incident(self, id: str) -> IncidentView:
-        """The group of one, by any of its numbers. NotFound."""
+        """Returns the group of an incident by any of its ids. NotFound if none is kept."""
         for view in await self._incidents():
             if id == view.id or id in view.numbers:
                 return view
@@ -324,12 +325,12 @@ class ParentAnswers:
         return logging_setup.level()
 
     async def set_level(self, level: Level) -> None:
-        """Changes it in all fronts, in those too that come."""
+        """Changes the level of the log in all fronts, present and future."""
         self._parent.set_level(level)
 
 
 def _fits(link: FrontLink, view: StatsView) -> bool:
-    """True if these are figures; a front that has told others is ended."""
+    """True if the figures are valid; otherwise it kills the front that sent them."""
     try:
         check(view)
     except ValueError as e:
@@ -340,7 +341,7 @@ def _fits(link: FrontLink, view: StatsView) -> bool:
 
 @final
 class _Watch:
-    """What one reader of events knows of each front."""
+    """The events that one reader has got of each front."""
 
     def __init__(self, owned: Callable[[], Mapping[str, ModelView]] = dict) -> None:
         self._owned = owned
@@ -350,8 +351,8 @@ class _Watch:
         self._drains: dict[FrontLink, DrainProgress] = {}
 
     def events_of(self, told: dict[FrontLink, News], *, draining: bool) -> bytearray:
-        """The news of all, as one: the streams of a front that is gone are closed. `draining`: all fronts are, and not one
-        alone that is replaced."""
+        """Merges the news of all fronts into events. The streams of a front that has ended are closed. `draining`: the
+        server drains, and not only a front that is replaced."""
         models, streams, dropped, changed = self._models, bytearray(), 0, False
         for link in [link for link in self._streams if link.exit is not None]:
             changed |= models.pop(link, None) is not None
@@ -379,13 +380,13 @@ class _Watch:
         return merged.events()
 
     def _drained(self, told: dict[FrontLink, News]) -> DrainProgress | None:
-        """How far the drain of all is, where that has changed."""
+        """Returns the progress of the drain over all fronts; None if it has not changed."""
         changed = {link: news.draining for link, news in told.items() if news.draining is not None}
         self._drains |= changed
         return progress_of_all(self._drains.values()) if changed else None
 
     def _happened(self, told: dict[FrontLink, News]) -> list[IncidentView]:
-        """The groups in which something has happened, with what other fronts have of them."""
+        """Returns the incident groups with news, merged with the same groups of other fronts."""
         happened = set[tuple[str, str, str]]()
         for link, news in told.items():
             known = self._incidents.setdefault(link, {})
@@ -393,7 +394,7 @@ class _Watch:
                 known.pop(view.id, None)
                 known[view.id] = view
                 happened.add(_kind_of(view))
-            while len(known) > GROUPS:  # as each front itself keeps them
+            while len(known) > GROUPS:  # the number that each front keeps
                 del known[next(iter(known))]
         every = [view for known in self._incidents.values() for view in known.values() if _kind_of(view) in happened]
         return sorted(incidents_of_all(every), key=lambda view: view.last)
@@ -404,7 +405,8 @@ def _kind_of(view: IncidentView) -> tuple[str, str, str]:
 
 
 def incidents_of_all(told: Iterable[IncidentView]) -> list[IncidentView]:
-    """The groups of all fronts, each kind once: the text is of the last one, the id and the traceback of the first."""
+    """Merges the incident groups of all fronts, so that each kind is there once. A merged group has the text of the latest
+    group, and the id and the traceback of the first."""
     kinds: dict[tuple[str, str, str], list[IncidentView]] = {}
     for view in told:
         kinds.setdefault(_kind_of(view), []).append(view)
@@ -420,8 +422,8 @@ def incidents_of_all(told: Iterable[IncidentView]) -> list[IncidentView]:
 
 
 def models_of_all(told: dict[int, list[ModelView]], owned: Mapping[str, ModelView] = {}) -> list[ModelView]:
-    """The models of all fronts, by name, each once. `owned` are those that run in processes of the parent's, as it has
-    them."""
+    """Merges the models of all fronts, in the order of their names. `owned` is the parent's view of models whose processes
+    it owns."""
     by_name: dict[str, dict[int, ModelView]] = {}
     for number, views in told.items():
         for view in views:
@@ -435,7 +437,7 @@ _SUMS = ("crashes", "restarts", "capacity", "slots_in_use", "queued", "stuck", "
 
 
 def _one_of(views: dict[int, ModelView]) -> ModelView:
-    """A model in several fronts: sums, and the state of the first in which it is not well."""
+    """Merges the views of a model in several fronts: sums, and the state of the first front in which it is not ready."""
     number, chosen = next(((n, view) for n, view in views.items() if view.state != "ready"), next(iter(views.items())))
     reason = f"front {number}: {chosen.reason}" if chosen.reason else ""
     errors = [view.last_error for view in views.values() if isinstance(view.last_error, ErrorView)]
@@ -452,7 +454,7 @@ def _one_of(views: dict[int, ModelView]) -> ModelView:
 
 
 def _versions_of(views: Iterable[ModelView]) -> list[VersionView] | UnsetType:
-    """Those of all fronts, the ones in service first."""
+    """Merges the versions of a model in all fronts, those in service first."""
     told = [view.versions for view in views if not isinstance(view.versions, UnsetType)]
     sessions = dict.fromkeys(
         ((one.version, one.state) for versions in told for one in sorted(versions, key=lambda one: one.state != "ready")), 0
@@ -483,7 +485,7 @@ def _history_of(views: dict[int, ModelView]) -> list[ChangeView] | UnsetType:
 
 
 def _one_shared(views: dict[int, ModelView], own: ModelView) -> ModelView:
-    """A model whose processes the fronts share. Only their owner knows how the processes are."""
+    """Merges the views of a model whose processes the fronts share. The state of the processes comes from their owner."""
     one = _one_of(views)
     said: dict[str, Any] = {"crashes": own.crashes, "restarts": own.restarts}
     if own.state != "ready":
@@ -494,7 +496,7 @@ def _one_shared(views: dict[int, ModelView], own: ModelView) -> ModelView:
 
 
 def _linked(own: InstanceStatus, fronts: list[InstanceStatus]) -> InstanceStatus:
-    """A process as its owner has it, with the sessions and the memory of all fronts."""
+    """Returns the owner's status of a process, with the sessions and the memory of all fronts."""
     sums = {field: getattr(own, field) + sum(getattr(one, field) for one in fronts) for field in _OF_FRONTS}
     return replace(own, **sums)
 

@@ -1,4 +1,4 @@
-"""A front: a gateway that is handed its connections by a parent, and does what that asks for."""
+"""A front: a gateway that gets its connections and its commands from a parent."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ from models.errors import contain_interrupts, leaves
 log = logging.getLogger("gateway")
 
 _READ = 64 * 1024
-_REST = 0.02  # seconds in which connections that close are told together
+_REST = 0.02  # seconds for which closed connections are collected into one message
 _EXPECTED = (OSError, ModelGivenUp, ConfigError)
 
 
 def begin_with(control: socket.socket) -> tuple[Begin, socket.socket]:
-    """The parent's first word, and the socket that came with it: where there is no loop yet. EOFError where it is gone."""
+    """Receives the parent's first message, and the socket that comes with it. Blocks; for callers without a loop. EOFError
+    if the parent is gone."""
     control.setblocking(True)
     control.sendall(frame_of(FrontHello(version())))
     frames, found = ControlFrames(), list[int]()
@@ -74,7 +75,7 @@ def begin_with(control: socket.socket) -> tuple[Begin, socket.socket]:
 
 
 def failed(control: socket.socket, text: str, *, configuration: bool) -> None:
-    """Tells the parent that nothing comes of it, where there is no loop."""
+    """Tells the parent that this front cannot serve. Blocks; for callers without a loop."""
     with suppress(OSError):
         control.setblocking(True)
         control.sendall(frame_of(CannotServe(text, configuration)))
@@ -82,7 +83,7 @@ def failed(control: socket.socket, text: str, *, configuration: bool) -> None:
 
 @final
 class Front:
-    """Serves what the parent hands over, until that has drained it or is gone."""
+    """Serves the connections that the parent hands over, until the parent has drained it or is gone."""
 
     def __init__(
         self,
@@ -93,14 +94,14 @@ class Front:
         shared: SharedModels,
         serves: Callable[[], None] | None = None,
     ) -> None:
-        """`serves` is called once, when it serves."""
+        """`serves` is called once, when the front serves."""
         control.setblocking(False)
         handed.setblocking(False)
         self._gateway, self._number, self._handed, self._serves = gateway, number, handed, serves
         self._answers: GatewayAnswers | None = None
-        self._watches: dict[int, StreamWatch] = {}  # by the number of who reads the events
+        self._watches: dict[int, StreamWatch] = {}  # by the number of the events' reader
         if has_plane(gateway.config.operator) or gateway.config.metrics.port >= 0:
-            self._answers = GatewayAnswers(gateway)  # from now on exchanges are counted
+            self._answers = GatewayAnswers(gateway)  # counts exchanges from now on
         if self._answers is not None and has_plane(gateway.config.operator):
             self._answers.operate()
         self._shared, shared.post = shared, self._post
@@ -112,7 +113,7 @@ class Front:
         self._finished, self._written = False, trio.Event()
 
     async def run(self) -> bool:
-        """Returns when it is over: False where it could not serve, or not go on."""
+        """Serves until the end. False if it could not serve, or could not go on."""
         contain_interrupts()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
@@ -125,7 +126,7 @@ class Front:
                 self._post(Serving(sorted(self._gateway.supervisor.workers), unready))
                 if self._serves is not None:
                     self._serves()
-            # what is here now stays: the collector need not look at all of it again and again
+            # start-up objects live as long as the process: freeze them so that the garbage collector skips them
             gc.collect()
             gc.freeze()
             nursery.start_soon(give_back_at_rest)
@@ -141,7 +142,7 @@ class Front:
         return self._failure is None
 
     async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """The gateway's own, which raises nothing that the parent can be told."""
+        """Runs the gateway. Expected errors are kept for the parent; bugs are raised."""
         try:
             await self._gateway.serve(task_status=task_status)
         except BaseException as e:
@@ -150,17 +151,17 @@ class Front:
                 raise
             text = "; ".join(str(error) for error in errors)
             self._failure = CannotServe(text, any(isinstance(error, ConfigError) for error in errors))
-        with suppress(RuntimeError):  # it has
+        with suppress(RuntimeError):  # it has started already
             task_status.started()
 
-    # -- what the parent is told -------------------------------------------------------------------------------------
+    # -- messages to the parent --------------------------------------------------------------------------------------
 
     def _post(self, message: Message) -> None:
         self._out.append(message)
         self._posted.ring()
 
     async def _write(self) -> None:
-        with suppress(trio.BrokenResourceError):  # who reads notices
+        with suppress(trio.BrokenResourceError):  # the reading task notices
             while True:
                 await self._posted.wait()
                 while self._out:
@@ -179,9 +180,9 @@ class Front:
 
     async def _tell_drain(self) -> None:
         await self._gateway.drain_begun()
-        self._post(GivenUp())  # whoever has asked for it knows
+        self._post(GivenUp())  # a parent that asked for the drain ignores it
 
-    # -- what the parent asks ----------------------------------------------------------------------------------------
+    # -- commands of the parent --------------------------------------------------------------------------------------
 
     async def _obey(self, nursery: trio.Nursery) -> None:
         frames = ControlFrames()
@@ -201,7 +202,7 @@ class Front:
             value = await self._do(asked.what, asked.argument)
         except GatewayError as e:
             self._post(Reply(asked.number, None, e.message, e.status, e.code))
-        except Exception:  # of ours: it fails alone
+        except Exception:  # a bug of the gateway: only this command fails
             log.exception("a question of the parent failed", extra={"what": asked.what})
             self._post(Reply(asked.number, None, f"front {self._number} failed; its log says why", 500, "InternalFailure"))
         else:
@@ -220,7 +221,7 @@ class Front:
                 if gateway.certificate is not None:
                     try:
                         await gateway.reload_certificate()
-                    except Exception as error:  # whatever a file holds, the front goes on
+                    except Exception as error:  # no content of a file may end the front
                         tell_broken(error)
             case "metrics":
                 if self._answers is not None:
@@ -290,10 +291,10 @@ class Front:
                 await self._acknowledge(self._take(packet, descriptors))
 
     def _take(self, packet: bytes, descriptors: list[int]) -> Taken:
-        """Serves the connections of a packet. It brings fewer descriptors than it says where we have no room for more: the
-        parent has them still."""
+        """Serves the connections of a packet. If this process has reached its limit of descriptors, some are missing, and
+        the answer says which: the parent still has them."""
         acceptor, handed = self._gateway.acceptor, handed_of(packet)
-        if not acceptor.accepting:  # these were on their way
+        if not acceptor.accepting:  # the parent sent these before it knew
             for descriptor in descriptors:
                 os.close(descriptor)
             return Taken([], [one.number for one in handed], self._open)
@@ -315,7 +316,7 @@ class Front:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._handed)
             except OSError:
-                return  # who reads the stream notices
+                return  # the task that reads the stream notices
             else:
                 return
 

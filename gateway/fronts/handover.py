@@ -1,4 +1,4 @@
-"""Decides which front gets a connection, and keeps what no front has acknowledged yet. Decides alone: sends nothing."""
+"""Decides which front gets a connection, and keeps the connections that no front has acknowledged. It does no I/O."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar, final
 
 SILENT = 1.0
-"""Seconds after which a front that acknowledges nothing gets no more, until it does."""
+"""Seconds after which a front that acknowledges nothing gets no more connections, until it does."""
 AHEAD = 256
-"""Connections that one front may have which it has not acknowledged."""
+"""The most connections of one front that it has not acknowledged."""
 
 C = TypeVar("C")
 
@@ -19,11 +19,11 @@ C = TypeVar("C")
 @final
 @dataclass(slots=True)
 class _Front(Generic[C]):
-    open: int = 0  # connections, as it said last
+    open: int = 0  # its open connections, by its last message
     pending: dict[int, C] = field(default_factory=dict)
-    heard: float = 0.0  # when it acknowledged last, or was given the first that it has not
-    given: int = 0  # the number of the last that it was given
-    short_until: float = float("-inf")  # it had no descriptors left
+    heard: float = 0.0  # the time of its last acknowledgement, or of the first connection given since all were acknowledged
+    given: int = 0  # the number of the last connection that it was given
+    short_until: float = float("-inf")  # it gets none until then, because it had no descriptors left
     retired: bool = False
 
     @property
@@ -38,7 +38,7 @@ class _Front(Generic[C]):
 
 @final
 class Handover(Generic[C]):
-    """The connections between being accepted and being a front's. Fronts are known by numbers that are used once."""
+    """The connections that are accepted, but not yet acknowledged by a front. Fronts have numbers that are used once."""
 
     def __init__(self) -> None:
         self._fronts: dict[int, _Front[C]] = {}
@@ -48,22 +48,22 @@ class Handover(Generic[C]):
     # -- fronts come and go --------------------------------------------------------------------------------------------
 
     def add(self, front: int) -> None:
-        """A front listens: it gets connections from now on."""
+        """Adds a front, which gets connections from now on."""
         self._fronts[front] = _Front()
 
     def retire(self, front: int) -> None:
-        """It gets no more."""
+        """Gives a front no more connections."""
         if front in self._fronts:
             self._fronts[front].retired = True
 
     def remove(self, front: int) -> None:
-        """It is gone: what it has not acknowledged waits for others, before all that came later."""
+        """Removes a front that has ended. Connections that it has not acknowledged go to others, before all later ones."""
         gone = self._fronts.pop(front, None)
         if gone is not None:
             self._waiting.extendleft(reversed(gone.pending.values()))
 
     def open(self, front: int) -> int:
-        """Its connections: those it said it has, and those on their way to it."""
+        """Returns the number of a front's connections: those that it has reported, and those on their way to it."""
         return self._fronts[front].load if front in self._fronts else 0
 
     def idle(self, front: int) -> bool:
@@ -74,16 +74,16 @@ class Handover(Generic[C]):
 
     @property
     def held(self) -> int:
-        """Connections that are kept here: of no front yet, or not acknowledged."""
+        """The number of connections that no front has acknowledged."""
         return len(self._waiting) + sum(len(front.pending) for front in self._fronts.values())
 
     def put(self, connection: C) -> None:
-        """A connection was accepted."""
+        """Adds an accepted connection."""
         self._waiting.append(connection)
 
     def assign(self, now: float) -> Iterator[tuple[int, int, C]]:
-        """Gives each that waits to the front with the fewest that takes some, while there is one; each with that front and
-        its own number. Of fronts with as many, the one that was given one longest ago is next."""
+        """Gives waiting connections to fronts, while there is one that takes some. Yields the front, the number and the
+        connection of each. The front with the fewest connections is next; among equals, the one that waits longest."""
         while self._waiting:
             taking = [(front.load, front.given, number) for number, front in self._fronts.items() if front.takes(now)]
             if not taking:
@@ -97,8 +97,9 @@ class Handover(Generic[C]):
             yield chosen, number, connection
 
     def heard(self, front: int, numbers: Iterable[int], lacking: Iterable[int], open: int, now: float) -> list[C]:
-        """A front says which it has taken, which it had no descriptors for, and how many it has open. Returns those that are
-        its own now; the lacking wait for others. ValueError for what it was not given: nothing has changed then."""
+        """Takes a front's acknowledgement: connections that it has taken, those that it had no descriptors for, and the
+        number of its open ones. Returns the taken connections; the `lacking` ones go to others. ValueError for connections
+        that it was not given; then nothing changes."""
         state = self._fronts.get(front) or _Front()
         taken, back = list(numbers), list(lacking)
         named = set(taken) | set(back)
@@ -111,7 +112,7 @@ class Handover(Generic[C]):
         return [state.pending.pop(number) for number in taken]
 
     def drop(self) -> list[C]:
-        """All that it keeps, for who closes them."""
+        """Removes and returns all connections that are held here. The caller closes them."""
         left = [*self._waiting, *(one for front in self._fronts.values() for one in front.pending.values())]
         self._waiting.clear()
         for front in self._fronts.values():

@@ -1,4 +1,4 @@
-"""A parent's side of one front: its process, what it is asked, what it says, and the connections on their way to it."""
+"""The parent's side of one front: its process, the messages to and from it, and the connections on their way to it."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from gateway.version import version
 log = logging.getLogger("gateway.fronts")
 
 MODULE = "gateway.cli.front"
-"""What a front runs, as `python -m` does."""
+"""The module that a front runs, as `python -m` does."""
 _READ = 256 * 1024
 ANSWER = 5.0
-"""Seconds for an answer about what is there now."""
-_PAUSE = 0.05  # seconds, where the kernel has too many descriptors under way
-_LAST_WORDS = 5.0  # seconds in which a process that has said its last word ends
+"""Seconds for an answer about the present state."""
+_PAUSE = 0.05  # seconds, if the kernel has too many descriptors in flight
+_LAST_WORDS = 5.0  # seconds that a process has to end after its last message
 
 
 @final
 class FrontError(GatewayError):
-    """What a front has answered instead of a value."""
+    """An error that a front has answered with."""
 
     def __init__(self, message: str, status: int, code: str) -> None:
         super().__init__(message)
@@ -65,18 +65,18 @@ class FrontError(GatewayError):
 
 @final
 class SilentFront(Exception):
-    """A front is gone, or has not answered in time."""
+    """A front has ended, or has not answered in time."""
 
 
 @final
 class FrontLink:
     """One front, from its start to its end.
 
-    `run` is its life. What it says is there as attributes; `changed` is called when one of these changes, `acknowledged`
-    with what it has taken."""
+    `run` runs for its whole life. Its messages set attributes; `changed` is called when one changes, and `acknowledged`
+    with each acknowledgement of connections."""
 
     def __init__(self, process: Process, handed: socket.socket, id: int) -> None:
-        """For `start`."""
+        """Only `start` makes links."""
         self.process, self.id, self.number = process, id, process.plan.number
         self._handed = handed
         self._control = trio.SocketStream(trio.socket.from_stdlib_socket(process.socket))
@@ -86,35 +86,36 @@ class FrontLink:
         self._answers: dict[int, tuple[trio.Event, list[Reply]]] = {}
         self._asked = 0
         self.listening = False
-        """True once it serves what it is given."""
+        """True once it serves the connections that it is given."""
         self.serving: Serving | None = None
-        """Its models, once the first load of each is decided."""
+        """Its models, once the first load of each has ended; None before."""
         self.failed = ""
-        """Why it could not serve, or not go on."""
+        """The reason why it could not serve, or could not go on."""
         self.configuration = False
-        """True where that is the configuration's fault."""
+        """True if that reason is an error of the configuration."""
         self.draining = False
-        """True once it lets nobody new in."""
+        """True once it drains."""
         self.over: Over | None = None
-        """Its last word, where it has drained."""
+        """Its last message, after a drain."""
         self.exit: Exit | None = None
-        """How its process has ended."""
+        """The end of its process; None while that runs."""
         self.taking = False
-        """True while its parent hands connections to it: that says so."""
+        """True while connections are handed to it. The parent sets this."""
         self.asked_to_end = False
-        """True once it was told to drain or to go."""
+        """True once it was told to drain or to end."""
         self.loads = set[int]()
-        """The loads of models in shared processes that it uses, as its parent keeps count."""
+        """The loads of models in shared processes that it uses. The parent sets this."""
         self.asked: Callable[[FrontLink, KillWanted | LetGo], None] = lambda link, message: None
-        """Called with what it says of the shared processes."""
+        """Called with its messages about shared processes."""
         self.linked: Callable[[FrontLink, int, list[int]], None] = lambda link, id, descriptors: None
-        """Called with a link that it wants to one of them, and the descriptors, which are the callee's then."""
+        """Called when it wants a link to a shared process, with the link's descriptors. The callee closes them."""
         self.changed: Callable[[FrontLink], None] = lambda link: None
         self.acknowledged: Callable[[FrontLink, Taken], None] = lambda link, taken: None
 
     @classmethod
     def start(cls, begin: Begin, id: int) -> FrontLink:
-        """Starts its process, on the thread of the loop: it dies with that. `id` is used for none other. OSError."""
+        """Starts a front's process. Call it on the loop's thread: the process dies with the thread. `id` must be unique.
+        OSError if it cannot be started."""
         own = {name: value for name, value in os.environ.items() if name.startswith(OURS)}
         plan = ProcessPlan(
             name=f"front {begin.number}",
@@ -144,10 +145,11 @@ class FrontLink:
             link._posted.ring()
         return link
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Returns when its process has ended, with everything given back; where it is cancelled the process is killed."""
+        """Serves the link until the front's process has ended, and frees everything. If it is cancelled, the process is
+        killed."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
@@ -158,7 +160,7 @@ class FrontLink:
                 nursery.cancel_scope.cancel()
         finally:
             with suppress(ValueError, OSError):
-                while self._hear_one():  # what it took before it died is its own
+                while self._hear_one():  # connections that it took before it died are not given to another
                     pass
             self.process.close()
             trio.lowlevel.notify_closing(self._handed)
@@ -168,7 +170,7 @@ class FrontLink:
             self._on_their_way.clear()
 
     async def _listen_to(self) -> None:
-        """Reads what it says; when that has ended, so has the process, soon."""
+        """Reads its messages to the end, after which the process must end soon."""
         try:
             await self._read()
         except ValueError as e:
@@ -179,16 +181,16 @@ class FrontLink:
         self.process.kill()
 
     def broken(self, error: Exception) -> None:
-        """What it has said cannot be: it is killed."""
-        reason = f"what it said is no message: {type(error).__name__}: {str(error)[:200]}"
+        """Kills a front that has sent something invalid."""
+        reason = f"it sent something that is not a message: {type(error).__name__}: {str(error)[:200]}"
         log.error("a front is killed", extra={"front": self.number, "pid": self.process.pid, "reason": reason})
         self.process.kill()
 
     def kill(self) -> None:
-        """Ends it at once, with all that it serves."""
+        """Ends the front at once, with all that it serves."""
         self.process.kill()
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         frames = ControlFrames()
@@ -219,7 +221,7 @@ class FrontLink:
                 self.over = message
             case Reply():
                 asked = self._answers.pop(message.number, None)
-                if asked is not None:  # else it is no more waited for
+                if asked is not None:  # otherwise the question has timed out
                     asked[1].append(message)
                     asked[0].set()
                 return
@@ -228,7 +230,8 @@ class FrontLink:
         self.changed(self)
 
     async def ask(self, what: str, argument: Any = None, *, within: float = ANSWER) -> Any:
-        """What it answers. FrontError for what it refuses; SilentFront where it is gone, or says nothing for so long."""
+        """Sends a command and returns the answer. FrontError if the front answers with an error; SilentFront if it has ended
+        or does not answer `within` seconds."""
         self._asked += 1
         number, answered, answers = self._asked, trio.Event(), list[Reply]()
         self._answers[number] = answered, answers
@@ -246,17 +249,17 @@ class FrontLink:
         return answer.value
 
     def tell(self, what: str, argument: Any = None, number: int = 0) -> None:
-        """Asks without waiting for an answer."""
+        """Sends a command without waiting for an answer."""
         self._out.append(frame_of(Command(number, what, argument)))
         self._posted.ring()
 
     def tell_news(self, news: ModelNews) -> None:
-        """Tells it of a model's shared processes."""
+        """Sends the front news of a model's shared processes."""
         self._out.append(frame_of(SharedNews(news)))
         self._posted.ring()
 
     async def _write(self) -> None:
-        with suppress(trio.BrokenResourceError):  # who reads notices
+        with suppress(trio.BrokenResourceError):  # the reading task notices
             while True:
                 await self._posted.wait()
                 while self._out:
@@ -265,7 +268,7 @@ class FrontLink:
     # -- connections -------------------------------------------------------------------------------------------------
 
     def hand(self, number: int, sock: socket.socket, *, tls: bool) -> None:
-        """Sends it a connection, which stays the caller's until it is acknowledged."""
+        """Sends the front a connection. The caller keeps the socket open until it is acknowledged."""
         self._on_their_way.append((Handed(number, tls), sock))
         self._given.ring()
 
@@ -281,7 +284,7 @@ class FrontLink:
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self._handed)
                 except ConnectionError:
-                    return  # who waits for its end notices
+                    return  # the task that waits for its end notices
                 except OSError as e:  # ETOOMANYREFS, ENOBUFS
                     log.warning("hand-over paused", extra={"front": self.number, "reason": e.strerror, "seconds": _PAUSE})
                     await trio.sleep(_PAUSE)
@@ -303,7 +306,7 @@ class FrontLink:
                 return
 
     def _hear_one(self) -> bool:
-        """Takes one packet; False where it has hung up. BlockingIOError where none is there."""
+        """Receives one packet. False if the front has hung up; BlockingIOError if no packet has arrived."""
         packet, descriptors, _, _ = socket.recv_fds(self._handed, PACKET, MOST, socket.MSG_CMSG_CLOEXEC)
         try:
             said = said_of(packet) if packet else None

@@ -1,7 +1,8 @@
-"""What a parent and its fronts say to each other, and the frames and packets that carry it.
+"""The messages between a parent and its fronts, and the frames and packets that carry them.
 
-Two sockets: a stream, with frames of a length (u32, big-endian) and a MessagePack array each, and packets, with connections
-one way and acknowledgements the other. Bytes from a front are a peer's: what does not decode ends it.
+There are two sockets. A stream carries frames: a length (u32, big-endian) and a MessagePack array. A packet socket carries
+connections one way and acknowledgements the other. Bytes from a front are not trusted: if they do not decode, the front is
+killed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from gateway.serving.ports import Ports
 
 _LENGTH = struct.Struct(">I")
 LARGEST = 64 * 1024 * 1024
-"""Bytes of a frame, at most."""
+"""The most bytes of a frame."""
 AT_ONCE = 64
-"""Connections in one packet, at most. The kernel's own limit is 253 (SCM_MAX_FD)."""
+"""The most connections in one packet. The kernel's own limit is 253 (SCM_MAX_FD)."""
 PACKET = 4096
-"""Bytes of a packet, at most."""
+"""The most bytes of a packet."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -33,42 +34,46 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class SharedBegin(msgspec.Struct, frozen=True, array_like=True):
-    """A model in processes that the parent has, and its latest load."""
+    """A model in processes of the parent, and its latest load."""
 
     name: str
     load: int
     fields: dict[str, Any]
-    """The fields that its code sets (`described_fields`)."""
+    """The fields of the spec that its code declares (`described_fields`)."""
     instances: int
+    """The number of processes."""
     shared_memory: int
+    """Bytes of shared memory in each direction; 0: none."""
     input_formatter: bool = False
-    """True if it has one in its processes."""
+    """True if the model has an input formatter in its processes."""
     output_formatter: bool = False
+    """True if the model has an output formatter in its processes."""
 
 
 @final
 class Begin(_Message, frozen=True, tag=0):
-    """The parent's first word. The other socket comes with it."""
+    """The parent's first message. The packet socket comes with it."""
 
     number: int
-    """From 0."""
+    """The number of the front, from 0."""
     processes: int
+    """The number of fronts."""
     ports: Ports
     file: str | None
     overrides: dict[str, str]
     flags: dict[str, str]
-    """The command line, as `gateway.config.load.resolve` takes it."""
+    """`file`, `overrides` and `flags`: the command line, as `gateway.config.load.resolve` takes it."""
     sources: tuple[str, ...] = ()
     """Files of Python code whose models are served too; only fronts import them."""
     first: bool = False
-    """True for the one that tells a terminal what is served."""
+    """True for the front that prints on a terminal what is served."""
     shared: list[SharedBegin] = []
-    """The models whose processes the parent has."""
+    """The models whose processes the parent owns."""
 
 
 @final
 class Command(_Message, frozen=True, tag=1):
-    """Something is to be told or done."""
+    """Asks the front to do or to answer something."""
 
     number: int
     what: str
@@ -77,42 +82,47 @@ class Command(_Message, frozen=True, tag=1):
 
 @final
 class FrontHello(_Message, frozen=True, tag=2):
-    """The front's first word."""
+    """The front's first message."""
 
     version: str
 
 
 @final
 class FrontListens(_Message, frozen=True, tag=3):
-    """It serves what it is given, models or not."""
+    """The front serves connections, whether its models are loaded or not."""
 
 
 @final
 class Serving(_Message, frozen=True, tag=4):
-    """The first load of each model is decided."""
+    """The first load of each model has ended."""
 
     models: list[str]
+    """The names of the models in service."""
     unready: tuple[str, ...]
+    """The reasons why the front is not ready; empty if it is."""
 
 
 @final
 class CannotServe(_Message, frozen=True, tag=5):
-    """It cannot serve, and ends."""
+    """The front cannot serve, and ends."""
 
     text: str
+    """The reason."""
     configuration: bool
+    """True if the reason is an error of the configuration."""
 
 
 @final
 class GivenUp(_Message, frozen=True, tag=6):
-    """A model was given up without which nothing is to go on: it drains, and so are all others to."""
+    """The front drains by itself, because a required model was given up. The parent then drains all fronts."""
 
 
 @final
 class Reply(_Message, frozen=True, tag=7):
-    """The answer to an `Command`: a value, or what is wrong with it."""
+    """The answer to a `Command`: a value or an error."""
 
     number: int
+    """The number of the command."""
     value: Any = None
     error: str = ""
     status: int = 0
@@ -121,12 +131,12 @@ class Reply(_Message, frozen=True, tag=7):
 
 @final
 class Over(_Message, frozen=True, tag=8):
-    """It has drained: the last word but the end of its socket."""
+    """The front has drained. It sends nothing after this."""
 
     report: DrainReport
     metrics: list[Family]
     stats: StatsView | None = None
-    """Its last figures, where there is a plane."""
+    """The front's last figures; None if there is no operator plane and no port for metrics."""
 
 
 @final
@@ -138,7 +148,7 @@ class SharedNews(_Message, frozen=True, tag=9):
 
 @final
 class KillWanted(_Message, frozen=True, tag=10):
-    """The front has a reason why a process is to end."""
+    """Asks the parent to kill a shared process, with a reason."""
 
     id: int
     why: str
@@ -146,7 +156,7 @@ class KillWanted(_Message, frozen=True, tag=10):
 
 @final
 class LetGo(_Message, frozen=True, tag=11):
-    """The front has no link to a process any more."""
+    """Tells the parent that the front's link to a shared process has ended."""
 
     id: int
 
@@ -159,7 +169,7 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 
 def frame_of(message: Message) -> bytes:
-    """The message with its length before it. ValueError for one that is too large."""
+    """Encodes a message as a frame. ValueError if it is too large."""
     data = _encoder.encode(message)
     if len(data) > LARGEST:
         raise ValueError(f"a message of {len(data)} bytes; {LARGEST} are allowed")
@@ -168,13 +178,13 @@ def frame_of(message: Message) -> bytes:
 
 @final
 class ControlFrames:
-    """ControlFrames, as they arrive."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete. ValueError for what is none."""
+        """Takes bytes, and yields the messages that are complete. ValueError for an invalid frame."""
         held = self._held
         held += data
         while len(held) >= _LENGTH.size:
@@ -193,26 +203,30 @@ class ControlFrames:
 
 @final
 class Handed(msgspec.Struct, frozen=True, array_like=True):
-    """A connection, whose socket comes with the packet."""
+    """A connection that is handed to a front. Its socket comes with the packet."""
 
     number: int
     tls: bool
+    """True if it is served with TLS."""
 
 
 @final
 class LinkWanted(_Message, frozen=True, tag=1):
-    """A front's link to a process, whose descriptors come with the packet."""
+    """Asks the parent for a link to a shared process. The link's descriptors come with the packet."""
 
     id: int
 
 
 @final
 class Taken(_Message, frozen=True, tag=0):
-    """A front has taken these, had no descriptors for those, and has so many open."""
+    """A front's acknowledgement of connections."""
 
     numbers: list[int]
+    """The connections that it has taken."""
     lacking: list[int]
+    """The connections that it could not take, because it had no descriptors left or no longer accepts."""
     open: int
+    """The number of its open connections."""
 
 
 _packets = msgspec.msgpack.Decoder(list[Handed])
@@ -220,15 +234,15 @@ _from_front: msgspec.msgpack.Decoder[Taken | LinkWanted] = msgspec.msgpack.Decod
 
 
 def packet_of(said: list[Handed] | Taken | LinkWanted) -> bytes:
-    """A packet."""
+    """Encodes a packet."""
     return _encoder.encode(said)
 
 
 def handed_of(packet: bytes) -> list[Handed]:
-    """The connections that a packet of the parent's brings."""
+    """Reads the connections in a packet of the parent. ValueError if it is invalid."""
     return _packets.decode(packet)
 
 
 def said_of(packet: bytes) -> Taken | LinkWanted:
-    """Reads a packet of a front's. ValueError if it is neither an acknowledgement nor a request for a link."""
+    """Reads a packet of a front. ValueError if it is neither an acknowledgement nor a request for a link."""
     return _from_front.decode(packet)

@@ -1,4 +1,4 @@
-"""The processes of models that several fronts share: their parent starts them, starts them again, and hands out links."""
+"""The processes of models that several fronts share: the parent starts and restarts them, and hands out links."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ from models.spec import ModelSpec
 
 log = logging.getLogger("gateway.fronts")
 
-_WHY = 300  # characters of a front's reason
+_WHY = 300  # characters of a reason that a front sends
 _OVER = frozenset((State.FAILED, State.ENDED))
 
 
 def in_processes(config: Config) -> dict[str, ModelConfig]:
-    """The models of a configuration that run in processes of their own."""
+    """Returns the configured models that run in separate processes."""
     return {name: model for name, model in config.models.items() if model.process.wanted}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedSpec:
-    """A model in processes, which the first of them has described."""
+    """A model in processes, as its first process has described it."""
 
     spec: ModelSpec
-    """With what the configuration sets."""
+    """The spec with what the configuration sets."""
     fields: dict[str, Any]
-    """The fields that its code sets, for the fronts."""
+    """The fields of the spec that the code declares, for the fronts."""
     instances: int
     shared_memory: int
 
 
 def owned_specs(config: Config) -> list[OwnedSpec]:
-    """Those models: for where there is no loop yet. ConfigError, and then no process is left."""
+    """Describes all configured models that run in processes. Blocks; for callers without a loop. If it raises ConfigError,
+    no process is left."""
     specs, patience = list[OwnedSpec](), config.repository.unload_timeout
     try:
         for name, model in in_processes(config).items():
@@ -81,7 +82,7 @@ def _owned(spec: ModelSpec, fields: dict[str, Any], model: ModelConfig) -> Owned
 
 
 async def _owned_soon(name: str, model: ModelConfig, patience: float) -> OwnedSpec:
-    """Describes one model while a loop runs."""
+    """Describes one model without blocking the loop."""
     own = await started_spec(name, model, patience, shared=True)
     try:
         return _owned(served_spec(name, model, own), described_fields(own), model)
@@ -92,37 +93,37 @@ async def _owned_soon(name: str, model: ModelConfig, patience: float) -> OwnedSp
 
 @final
 class OwnedLoad:
-    """One load of a model: its processes, kept by a worker as a single gateway keeps them, and called by nobody here."""
+    """One load of a model: its processes, which a worker keeps as in a single gateway. The parent never calls them."""
 
     def __init__(self, id: int, owned: OwnedSpec, changed: Callable[[OwnedLoad], None], *, lasting: bool = True) -> None:
         self.id, self.owned, self._changed = id, owned, changed
-        spec = replace(owned.spec, batching=None)  # which is for those who have calls
+        spec = replace(owned.spec, batching=None)  # the fronts batch
         self.worker = Worker(spec, lasting=lasting, changed=self._noticed, check=answer_check)
         self._failures = 0
 
     @property
     def instances(self) -> Instances | None:
-        """Its processes, while it is loaded."""
+        """The processes while the model is loaded; otherwise None."""
         model = self.worker.model
         return model if isinstance(model, Instances) else None
 
     @property
     def there(self) -> list[Instance]:
-        """Those that have sessions."""
+        """The instances that take sessions, or did until they were replaced."""
         return self.instances.there if self.instances is not None else []
 
     @property
     def linked(self) -> bool:
-        """True while a front has a link to one of them."""
+        """True while a front has a link to one of the processes."""
         return any(instance.linked for instance in self.there)
 
     @property
     def status(self) -> ModelStatus:
-        """The model as it is now, but what fronts have of it."""
+        """The present status of the model, without the sessions of the fronts."""
         return ModelsSnapshot({self.worker.name: self.worker}, 0)[self.worker.name]
 
     def news(self, id_of: Callable[[Instance], int]) -> ModelNews:
-        """All that a front is to know of it."""
+        """Returns the present state for the fronts."""
         instances, worker = self.instances, self.worker
         offers = [
             Offer(id_of(one), one.number, one.process.pid, None if one.ready or instances is None else instances.patience)
@@ -145,11 +146,11 @@ class OwnedLoad:
 
 @final
 class OwnedModels:
-    """All loads of the models that fronts share. The latest of each serves fronts that start; an earlier one is there as
-    long as a front has to do with it."""
+    """All loads of the models that fronts share. New fronts use the latest load of each model. An earlier load stays while a
+    front uses it."""
 
     def __init__(self, specs: Iterable[OwnedSpec], links: Sequence[FrontLink]) -> None:
-        """`links` are the fronts that there are, now and later."""
+        """`links` is the parent's list of the present fronts; it changes."""
         self._links = links
         self._loads, self._ids = 0, 0
         self._numbered: dict[Instance, int] = {}
@@ -157,23 +158,23 @@ class OwnedModels:
         self._before: dict[str, OwnedLoad] = {}
         self._reloading = set[str]()
         self.latest = {owned.spec.name: self._new(owned) for owned in specs}
-        """Those that serve fronts which start, by the models' names."""
+        """The latest load of each model, by name: new fronts use it."""
         self._nursery: trio.Nursery
 
     def _new(self, owned: OwnedSpec, *, lasting: bool = True) -> OwnedLoad:
         self._loads += 1
         return OwnedLoad(self._loads, owned, self._told, lasting=lasting)
 
-    # -- their lives -------------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Loads all."""
+        """Begins to load all models."""
         self._nursery = nursery
         for load in self.latest.values():
             nursery.start_soon(load.worker.run)
 
     async def stop(self) -> None:
-        """Unloads all. No front has to do with them any more."""
+        """Unloads all models. No front may use them any more."""
         loads = [*self.latest.values(), *self._earlier]
         for load in loads:
             load.worker.stop()
@@ -182,7 +183,7 @@ class OwnedModels:
 
     @property
     def all(self) -> list[OwnedLoad]:
-        """The latest ones, and those before them that are still there."""
+        """The latest loads, and earlier ones that are still used."""
         return [*self.latest.values(), *self._earlier]
 
     def begins(self) -> list[SharedBegin]:
@@ -201,13 +202,13 @@ class OwnedModels:
         ]
 
     def welcome(self, link: FrontLink) -> None:
-        """A front starts, with what `begins` says now."""
+        """Registers a front that starts with the result of `begins`, and sends it the news of all models."""
         for load in self.latest.values():
             link.loads.add(load.id)
             link.tell_news(load.news(self._id_of))
 
     def _told(self, load: OwnedLoad) -> None:
-        """Something is new of a load."""
+        """Sends the news of a load to the fronts that use it."""
         news = load.news(self._id_of)
         for link in self._links:
             if load.id in link.loads:
@@ -224,7 +225,7 @@ class OwnedModels:
     # -- requests of fronts ------------------------------------------------------------------------------------------
 
     def _found(self, link: FrontLink, id: int) -> Instance | None:
-        """An instance that a front was told of, and that is still there."""
+        """Returns an instance that a front was told of; None if it is gone."""
         loads = [load for load in self.all if load.id in link.loads]
         return next((one for load in loads for one in load.there if self._numbered.get(one) == id), None)
 
@@ -243,7 +244,8 @@ class OwnedModels:
                 os.close(descriptor)
 
     def asked(self, link: FrontLink, message: KillWanted | LetGo) -> None:
-        """A front has a reason why a process is to end, or no link to it any more. Nothing where it has ended."""
+        """Takes a front's request to kill a process, or its message that a link has ended. It is ignored if the process has
+        ended."""
         instance = next((one for one, id in self._numbered.items() if id == message.id), None)
         if instance is not None and link.id in instance.linked:
             if isinstance(message, KillWanted):
@@ -253,7 +255,7 @@ class OwnedModels:
                 self.prune()
 
     def gone(self, link: FrontLink) -> None:
-        """A front is, with all of its links."""
+        """Removes a front that has ended, and all of its links."""
         link.loads.clear()
         for load in self.all:
             for instance in load.there:
@@ -261,7 +263,7 @@ class OwnedModels:
         self.prune()
 
     def prune(self) -> None:
-        """Unloads what no front has to do with."""
+        """Unloads earlier loads that no front uses."""
         for load in list(self._earlier):
             if not load.linked and not any(load.id in link.loads for link in self._links):
                 load.worker.stop()
@@ -270,8 +272,9 @@ class OwnedModels:
     # -- reload ------------------------------------------------------------------------------------------------------
 
     async def load_anew(self, name: str) -> OwnedLoad:
-        """Loads a model anew beside the old processes: the load that was the latest until now. NotFound; Conflict while it
-        is being loaded; LoadFailed, and then that is still the latest."""
+        """Loads a model again beside its old processes, and makes that the latest load. Returns the previous one. NotFound
+        if the model does not run in processes; Conflict while it is being reloaded; LoadFailed if the new version cannot be
+        loaded: then nothing has changed."""
         old = self.latest.get(name)
         if old is None:
             raise NotFound(f"no model {name[:100]!r} runs in processes")
@@ -298,27 +301,27 @@ class OwnedModels:
         return old
 
     async def restart(self, name: str, number: int) -> None:
-        """Puts a new process in the place of one of the model's. The errors of `__model_restart__`; Unavailable where it is
-        not loaded."""
+        """Replaces one process of a model. Raises the errors of `__model_restart__`; Unavailable if the model is not
+        loaded."""
         instances = self.latest[name].instances
         if instances is None:
             raise Unavailable(f"model {name[:100]!r} is not loaded")
         await instances.__model_restart__(number)
 
     def switch(self, link: FrontLink, name: str) -> None:
-        """Tells a front of the latest load of a model."""
+        """Sends a front the news of the latest load of a model, which it uses from now on."""
         new = self.latest[name]
         link.loads.add(new.id)
         link.tell_news(new.news(self._id_of))
 
     def switched(self, link: FrontLink, old: OwnedLoad) -> None:
-        """A front takes no new sessions to that load any more."""
+        """Notes that a front begins no more sessions in an earlier load."""
         link.loads.discard(old.id)
         self.prune()
 
     async def renew(self, config: Config) -> str:
-        """Loads all models of a configuration that is read anew, beside the old ones, and has them for fronts that start
-        from now on: empty then, and else why not, and nothing has changed."""
+        """Loads all models of a new configuration beside the old ones, for the fronts that start from now on. Returns an
+        empty text, or the reason why it failed: then nothing has changed."""
         fresh: dict[str, OwnedLoad] = {}
         try:
             for name, model in in_processes(config).items():
@@ -345,7 +348,7 @@ class OwnedModels:
         return name in self.latest and not self.latest[name].worker.ready
 
     def take_back(self) -> None:
-        """Undoes `renew` where no front has to do with what it has loaded."""
+        """Undoes `renew` if no front uses its loads."""
         fresh = list(self.latest.values())
         if not any(load.id in link.loads for load in fresh for link in self._links):
             self.latest, self._before = self._before, {}
@@ -355,7 +358,7 @@ class OwnedModels:
     # -- metrics -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> Iterator[Metric]:
-        """Those of the latest processes, but what fronts count of them."""
+        """Returns the metrics of the latest processes, without those that the fronts count."""
         return metrics_of_instances({
             (name, str(one.number)): one for name, load in self.latest.items() for one in load.status.instances
         })  # fmt: skip
@@ -369,5 +372,5 @@ class OwnedModels:
 
     def _drop(self, loads: Iterable[OwnedLoad]) -> None:
         for load in loads:
-            discard(load.owned.spec)  # one that was never loaded
+            discard(load.owned.spec)  # ends its process if it was never loaded
             load.worker.stop()

@@ -1,4 +1,4 @@
-"""The parent of several fronts: it opens the ports, accepts, hands over, and keeps as many fronts as there are to be."""
+"""The parent of several fronts: opens the ports, accepts connections, hands them over, and keeps the fronts running."""
 
 from __future__ import annotations
 
@@ -35,66 +35,66 @@ from models.spec import RestartPolicy
 log = logging.getLogger("gateway.fronts")
 
 CommandLine: TypeAlias = "tuple[str | None, dict[str, str], dict[str, str], tuple[str, ...]]"
-"""The file, the settings that were given, the option behind each, and files whose models are served too."""
+"""The configuration file, the given settings, the option behind each setting, and files whose models are served too."""
 
-_HELD = 512  # connections that it has at once: more wait in the kernel
-_LOOK = 0.25  # seconds between two looks for connections that wait
+_HELD = 512  # the most connections that the parent holds; more wait in the kernel
+_LOOK = 0.25  # seconds between two checks for waiting connections
 _GRACE = 15.0  # seconds that a front has beyond the deadline of its drain: its own goodbyes take five
-_UNLOAD = 60.0  # seconds that its models have after that
+_UNLOAD = 60.0  # seconds that its models have to unload after that
 _POLICY = RestartPolicy()
 
-_Connection: TypeAlias = "tuple[socket.socket, bool]"  # True: to be served with TLS
+_Connection: TypeAlias = "tuple[socket.socket, bool]"  # the socket, and True if it is served with TLS
 
 
 @final
 class FrontFailed(OSError):
-    """A front did not come up: why."""
+    """A front did not come up. The text has the reason."""
 
 
 @final
 class Parent:
-    """Serves a configuration with several fronts. No byte of a client is read here."""
+    """Serves a configuration with several fronts. The parent never reads a client's bytes."""
 
     def __init__(self, config: Config, processes: int, command_line: CommandLine, owned: Iterable[OwnedSpec] = ()) -> None:
-        """Each front reads the configuration anew, by the command line. `owned` are the models whose processes all of them
+        """Each front reads the configuration again, by the command line. `owned` are the models whose processes the fronts
         share."""
         self.config, self.processes, self._command_line = config, processes, command_line
         self.ports = Ports()
-        """Where it listens, once it does."""
+        """The open ports; empty before `serve`."""
         self.links: list[FrontLink] = []
         """The fronts that have a process."""
         self.owned = OwnedModels(owned, self.links)
-        """The processes that they share."""
+        """The models whose processes the fronts share."""
         self.current: dict[int, FrontLink] = {}
-        """Of these, the one that serves, or comes up to, in each place."""
+        """The front of each number that serves, or comes up to serve."""
         self.sums = Sums()
-        """The metrics of all."""
+        """The metrics of all fronts."""
         self.report: DrainReport | None = None
-        """What became of every exchange, once all have drained."""
+        """The drain report of all fronts; None before they have drained."""
         self.given_up = ""
-        """Why the server ends though nobody has asked for it."""
+        """The reason why the server ends by itself; empty if it does not."""
         self._listeners: list[Listener] = []
         self._handover, self._log_limits = Handover[_Connection](), LogLimits()
         self._ids = 0
         self._crashes: dict[int, list[float]] = {}
-        self._replacing: set[int] = set()  # places where a front comes up beside the one that serves
+        self._replacing: set[int] = set()  # numbers of which a new front comes up beside the one that serves
         self._reports: list[DrainReport] = []
         self.lost = 0
-        """Fronts that ended during the drain, and have said nothing of what they served."""
+        """The number of fronts that ended during the drain without a report."""
         self._timeout = config.drain.timeout
         self._draining, self._hurried, self._reported = trio.Event(), trio.Event(), trio.Event()
         self._patience = trio.CancelScope()
         self._changed = trio.lowlevel.ParkingLot()
         self._replace_wanted = Doorbell()
         self._level: Level | None = None
-        self._nursery: trio.Nursery  # where fronts live
-        self._up: trio.Nursery  # what ends when it drains
+        self._nursery: trio.Nursery  # runs the links
+        self._up: trio.Nursery  # runs the tasks that end when a drain begins
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Opens the ports and serves until it has drained. ConfigError and OSError where it cannot begin; ModelGivenUp at
-        the end of a drain that it has begun by itself."""
+        """Opens the ports and serves until it has drained. ConfigError or OSError if it cannot begin; ModelGivenUp after a
+        drain that it has begun by itself."""
         self._listeners, self.ports = open_ports(self.config)
         try:
             async with trio.open_nursery() as self._nursery:
@@ -133,7 +133,7 @@ class Parent:
         self._up.start_soon(self._replace)
 
     def _start(self, number: int) -> FrontLink:
-        """A front for a place, which is not handed anything yet. OSError."""
+        """Starts a front of this number, which gets no connections yet. OSError if it cannot be started."""
         self._ids += 1
         owned = self.owned.begins()
         begin = Begin(number, self.processes, self.ports, *self._command_line, first=self._ids == 1, shared=owned)
@@ -147,7 +147,7 @@ class Parent:
         return link
 
     def _take(self, link: FrontLink) -> None:
-        """It gets connections from now on."""
+        """Gives a front connections from now on."""
         link.taking = True
         if self._level is not None:
             link.tell("level", self._level)
@@ -156,7 +156,7 @@ class Parent:
         self._hand_over()
 
     async def _live(self, link: FrontLink) -> None:
-        """A front's whole life here."""
+        """Runs a front's link to its end, and cleans up after it."""
         await link.run()
         lost = self._handover.open(link.id)
         self._handover.remove(link.id)
@@ -184,7 +184,7 @@ class Parent:
             self._up.start_soon(self._restart, link.number)
 
     def _noticed(self, link: FrontLink) -> None:
-        """A front has said something new of itself."""
+        """Reacts to a change of a front: if it drains by itself, all others drain too."""
         self._changed.unpark_all()
         if link.draining and not link.asked_to_end:
             self.given_up = self.given_up or f"front {link.number} does not go on without a model that was given up"
@@ -220,15 +220,15 @@ class Parent:
             self._changed.unpark_all()
 
     async def _look(self) -> None:
-        """What waits may have a place by the clock alone: a front had no descriptors, say."""
+        """Hands over waiting connections from time to time: a front that had no descriptors left takes some again later."""
         while True:
             await trio.sleep(_LOOK)
             self._hand_over()
 
-    # -- fronts that come again --------------------------------------------------------------------------------------
+    # -- restarts and replacements -----------------------------------------------------------------------------------
 
     async def _restart(self, number: int) -> None:
-        """Starts a front again that has ended by itself, by the policy that models have unless they say otherwise."""
+        """Starts a front again that has ended by itself, by the default restart policy of models."""
         crashes = self._crashes.setdefault(number, [])
         while True:
             now = trio.current_time()
@@ -253,8 +253,8 @@ class Parent:
                 return
 
     def replace(self) -> None:
-        """Has every front read its certificate again; then each is replaced by a new one, one after the other, which reads
-        code and configuration anew. Where one does not come up, the old ones stay."""
+        """Asks every front to read its certificate again. Then new fronts replace the old ones, one after the other; each
+        reads code and configuration again. If one does not come up, the old ones stay."""
         for link in self.links:
             link.tell("certificate")
         self._replace_wanted.ring()
@@ -267,7 +267,7 @@ class Parent:
             for number in range(self.processes):
                 old = self.current[number]
                 if not old.taking:
-                    continue  # it comes again by itself, and reads all anew
+                    continue  # it is being restarted already, and then reads all again
                 if not await self._replace_one(number, old):
                     self.owned.take_back()
                     break
@@ -275,9 +275,9 @@ class Parent:
                 log.info("fronts replaced", extra={"fronts": self.processes})
 
     async def _renew(self) -> bool:
-        """Reads the configuration anew, and starts the processes of its models; False where these do not come up. If there
-        are none, the first front reports an error of the configuration."""
-        if self.processes == 1:  # it has its processes itself
+        """Reads the configuration again, and starts the processes of its models; False if these do not come up. If there are
+        none, the first front reports an error in the configuration."""
+        if self.processes == 1:  # a single front starts the processes itself
             return True
         file, overrides, flags, _ = self._command_line
         path = None if file is None else Path(file)
@@ -298,7 +298,7 @@ class Parent:
         finally:
             self._replacing.discard(number)
             if not old.taking and self.current[number] is old:
-                self._up.start_soon(self._restart, number)  # it has ended meanwhile
+                self._up.start_soon(self._restart, number)  # the old front has ended meanwhile
         self._handover.retire(old.id)
         with trio.move_on_after(2 * SILENT):
             await self._until(lambda: self._handover.idle(old.id))
@@ -309,7 +309,7 @@ class Parent:
         return True
 
     async def _come_up_beside(self, number: int, old: FrontLink) -> bool:
-        """Starts a front that takes the place of another once it serves; False where it does not."""
+        """Starts a front that replaces another once it serves; False if it does not come up."""
         new: FrontLink | None = None
         try:
             new = self._start(number)
@@ -332,7 +332,7 @@ class Parent:
         return True
 
     def set_level(self, level: Level) -> None:
-        """The least severity that is logged from now on, by all."""
+        """Sets the level of the log in the parent and all fronts, present and future."""
         self._level = level
         logging_setup.set_level(level)
         for link in self.links:
@@ -346,8 +346,8 @@ class Parent:
         return self._draining.is_set()
 
     def begin_drain(self, timeout: float | None = None) -> None:
-        """Closes the ports and has all fronts drain; live exchanges have `timeout` seconds, `drain.timeout` unless given. A
-        later call can only shorten that."""
+        """Closes the ports and drains all fronts. Live exchanges have `timeout` seconds, by default `drain.timeout`. A later
+        call can only shorten that."""
         if timeout is not None:
             self._timeout = min(self._timeout, timeout) if self.draining else timeout
             self._patience.deadline = min(self._patience.deadline, trio.current_time() + timeout + _GRACE)
@@ -357,20 +357,21 @@ class Parent:
         self._draining.set()
 
     def hurry(self) -> None:
-        """During a drain: the deadline is now."""
+        """Moves the deadline of a drain to now."""
         self._hurried.set()
         for link in self.links:
             link.tell("hurry")
         self._patience.deadline = min(self._patience.deadline, trio.current_time() + _GRACE)
 
     async def reported(self) -> DrainReport:
-        """Returns what became of every exchange in a drain, once all fronts have said it."""
+        """Waits for the end of a drain, and returns the report of all fronts."""
         await self._reported.wait()
         assert self.report is not None
         return self.report
 
     async def _say_goodbye(self) -> None:
-        """Tells the fronts, which say it to whoever asks for health; the ports stay open as long as `drain.delay` says."""
+        """Begins the drain of the fronts, which fail health checks from now on. The ports stay open for `drain.delay`
+        seconds."""
         for link in list(self.links):
             if not link.listening:
                 self._end(link, "")
@@ -381,7 +382,7 @@ class Parent:
 
     async def _drain(self) -> None:
         self._close_ports()
-        with trio.move_on_after(2 * SILENT):  # what was accepted is a front's before that stops
+        with trio.move_on_after(2 * SILENT):  # accepted connections must reach a front before the fronts stop
             await self._until(lambda: not self._handover.held)
         self._tell_drain()
         self._patience.deadline = min(self._patience.deadline, trio.current_time() + self._timeout + _GRACE)

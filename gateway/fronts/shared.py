@@ -1,4 +1,4 @@
-"""A front's side of the models whose processes its parent has: what it is told of them, and what it asks."""
+"""A front's side of the models whose processes the parent owns: takes their news, and asks for links."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from models.spec import ModelSpec
 
 @final
 class SharedModels:
-    """Those of one front."""
+    """The models of one front that run in processes of the parent."""
 
     def __init__(self, begin: Begin, handed: socket.socket) -> None:
-        """`handed` is where links are sent."""
+        """`handed` is the packet socket, over which links are sent."""
         self._handed, self._fronts = handed, begin.processes
         self.post: Callable[[Message], None]
         """Sends the parent a message. The front sets it."""
@@ -34,9 +34,9 @@ class SharedModels:
             self._models[one.name] = SharedModel(one.name, one.fields, plans, self, one.load, begin.number)
 
     def describe(self, name: str, config: ModelConfig, patience: float) -> ModelSpec:
-        """The spec of one, as its code says it. ConfigError for one that the parent does not have."""
+        """Returns the spec that a model's code declares. ConfigError if the parent has no processes of the model."""
         if name not in self._models:
-            said = "its processes are not there: the configuration has changed since they were started; send SIGHUP"
+            said = "the model has no processes: the configuration has changed since the server started; send SIGHUP"
             raise ConfigError(f"models.{name}.process: {said}")
         reads, writes = self._formatters[name]
         return formatted_there(self._models[name].spec(self._fronts), reads=reads, writes=writes)
@@ -47,7 +47,7 @@ class SharedModels:
             model.take(news)
 
     def link(self, id: int, process: LinkedProcess) -> None:
-        """Has the parent hand a link to that process. OSError."""
+        """Asks the parent to hand a link to that process. OSError if the link cannot be sent."""
         socket.send_fds(self._handed, [packet_of(LinkWanted(id))], process.descriptors)
         process.handed()
 
@@ -56,5 +56,5 @@ class SharedModels:
         self.post(KillWanted(id, why))
 
     def let_go(self, id: int) -> None:
-        """Tells it that there is no link to the process any more."""
+        """Tells the parent that the link to the process has ended."""
         self.post(LetGo(id))

@@ -1,4 +1,4 @@
-"""What several fronts say, as one: their metrics and their drain reports added up."""
+"""Adds the metrics and the drain reports of several fronts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.serving.drain import DrainReport
 
-_SAME = frozenset({"info"})  # kinds of metrics that are the same everywhere: they are told once
+_SAME = frozenset({"info"})  # kinds of metrics that are the same in all fronts: they are not added
 _GROWS = frozenset({"counter", "histogram"})  # kinds that must not fall when a front goes
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -29,13 +29,13 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> _Key:
-        """What it is a value of."""
+        """The name and the labels that identify the value."""
         return self.name, tuple(sorted(self.labels.items()))
 
 
 @final
 class Family(msgspec.Struct, frozen=True, array_like=True):
-    """A metric, with all its values in one front."""
+    """A metric with all its values in one front."""
 
     name: str
     about: str
@@ -44,7 +44,7 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
 
 
 def families_of(metrics: Iterable[Metric]) -> list[Family]:
-    """Those of a registry, or others, as they are now."""
+    """Converts metrics, such as those of a registry, with their present values."""
     return [
         Family(
             metric.name,
@@ -58,7 +58,7 @@ def families_of(metrics: Iterable[Metric]) -> list[Family]:
 
 @final
 class Sums(Collector):
-    """The metrics of all fronts, added: what `registry` has. What was counted by fronts that are gone stays counted."""
+    """The sums of the metrics of all fronts; `registry` has them. Counts of fronts that have ended stay in the sums."""
 
     def __init__(self) -> None:
         self._now: dict[int, list[Family]] = {}
@@ -68,21 +68,21 @@ class Sums(Collector):
         self.registry.register(self)
 
     def put(self, front: int, families: list[Family]) -> None:
-        """What a front says now."""
+        """Takes the present metrics of a front."""
         self._now[front] = families
 
     def remove(self, front: int, last: list[Family] | None = None) -> None:
-        """A front is gone, with these as its last; without them what it said before is taken for that."""
+        """Removes a front that has ended. `last` are its last metrics; default: those of the last `put`."""
         said = self._now.pop(front, [])
         grown = [family for family in (last or said) if family.kind in _GROWS]
         self._gone = list(_added([self._gone, grown]))
 
     def listening(self, fronts: int) -> None:
-        """So many fronts listen."""
+        """Sets the number of fronts that serve."""
         self._fronts = fronts
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry asks for."""
+        """Yields the sums, for the registry."""
         for family in _added([*self._now.values(), self._gone]):
             metric = Metric(family.name, family.about, family.kind)
             for sample in family.samples:
@@ -92,7 +92,7 @@ class Sums(Collector):
 
 
 def _added(several: Iterable[list[Family]]) -> Iterator[Family]:
-    """Each metric once, in the order in which they come, with each of its values once."""
+    """Yields each metric once, in order of appearance, with the sum for each name and labels."""
     families: dict[str, tuple[Family, dict[_Key, Sample]]] = {}
     for family in (family for one in several for family in one):
         _, samples = families.setdefault(family.name, (family, {}))
@@ -107,7 +107,8 @@ def _added(several: Iterable[list[Family]]) -> Iterator[Family]:
 
 
 def sum_of(reports: Iterable[DrainReport], *, lost: int = 0) -> DrainReport:
-    """One report of all. `lost`: fronts that ended without one, with what they served: it is not clean then."""
+    """Merges drain reports into one. `lost` is the number of fronts that ended without a report; if there are some, the
+    report is not clean."""
     given = list(reports)
     endings: Counter[str] = Counter()
     for report in given:
