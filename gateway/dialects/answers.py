@@ -35,7 +35,7 @@ _GOING_AWAY, _INVALID, _POLICY, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1007, 10
 
 
 def reply_of(exchange: Exchange) -> dict[str, str]:
-    """What a channel on this exchange offers as its `reply`."""
+    """The `reply` of a channel on this exchange: the header fields that its model sets."""
     if exchange.reply is None:
         exchange.reply = {}
     return exchange.reply
@@ -46,7 +46,8 @@ _FIELD_LENGTH = 1024
 
 
 def reply_value(exchange: Exchange, name: str, default: str = "") -> str:
-    """What the model has set for a field of the head; the default where it has not, or not to what a field can carry."""
+    """The value that the model has set for a field of the head, without white space around it. The default if it has set
+    none, or one that is no string, is over 1024 characters or has others than printable ASCII: that is logged."""
     value = default if exchange.reply is None else exchange.reply.get(name, default)
     if isinstance(value, str) and len(value) <= _FIELD_LENGTH and _FIELD_VALUE.fullmatch(value):
         return value.strip()
@@ -54,7 +55,7 @@ def reply_value(exchange: Exchange, name: str, default: str = "") -> str:
     return default
 
 
-# what a model's head may say beside its content type, under the same names towards the platform and from it
+# The fields that a model may set beside its content type: SageMaker's names, of the container's head and of the platform's.
 _PASSED = (invoke.CUSTOM_ATTRIBUTES, invoke.NEW_SESSION_ID, invoke.CLOSED_SESSION_ID)
 
 
@@ -69,21 +70,22 @@ JSON = (b"content-type", b"application/json")
 
 
 def accepted_handshake(exchange: Exchange) -> Headers:
-    """The fields that accept a WebSocket. RemoteProtocolError for a request that is no handshake."""
+    """The fields that accept a WebSocket. RemoteProtocolError if the request is not a handshake."""
     request = exchange.request
     return handshake.accept_headers(request, subprotocols=real_protocols(request.headers))
 
 
 def refusal_headers(error: GatewayError) -> Headers:
-    """The fields of an error that is said before the head, in JSON: its own, and when to try again where that may help."""
+    """The fields of an error that is the whole answer, in JSON: its own, and `retry-after` if a retry may help."""
     return (JSON, *error.headers, *error.retry)
 
 
 class Wrapping(Protocol):
-    """What a dialect answers instead of the exchange where its answer is put into another's form."""
+    """The place for an answer that another dialect puts into its own form: a dialect that is given one answers it instead of
+    the exchange."""
 
     def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
-        """From now on the dialect can say an error in the middle of its body: so."""
+        """Called once the dialect can write an error into its body after the head: `says` makes the bytes."""
         ...
 
     async def wait_room(self, n: int = 1) -> None: ...
@@ -94,8 +96,7 @@ class Wrapping(Protocol):
 
 
 def octets(data: Buffer) -> Buffer:
-    """The bytes of a buffer of any format and shape: itself where it is bytes already, and a copy only where they do not
-    lie one after the other."""
+    """The bytes of a buffer of any format and shape. They are copied only if the buffer is not contiguous."""
     if type(data) is bytes:
         return data
     view = memoryview(data)
@@ -105,8 +106,7 @@ def octets(data: Buffer) -> Buffer:
 
 
 def close(exchange: Exchange, error: GatewayError) -> None:
-    """Ends a WebSocket with a Close whose code says whose fault it was and whose reason is the message, cut to what a
-    Close holds."""
+    """Ends a WebSocket with a Close. Its code says whose fault it was; its reason is the message, cut to 123 bytes."""
     match error:
         case Drained():
             code = _GOING_AWAY

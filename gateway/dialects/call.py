@@ -1,4 +1,4 @@
-"""A call as its model sees it: its session, and what is known of its request."""
+"""A call as its model sees it: its session, and the metadata of its request."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def session_of(
     path: str = "",
     parameters: Mapping[str, Any] = NO_PARAMETERS,
 ) -> Session[Any, Any]:
-    """The session a model is called with, inside its slot: the channel, the call's metadata and its deadline. `query` and
-    `path` are the request's own where the dialect has no others."""
+    """The session that a model is called with, inside its slot: the channel, the call's metadata and its deadline. Without
+    `query` and `path`, the session has the request's own."""
     session = Session(channel, partial(call_of, exchange, worker, query, path, parameters))
     session.deadline = exchange.deadline
     return session
@@ -41,7 +41,7 @@ def call_of(
     path: str = "",
     parameters: Mapping[str, Any] = NO_PARAMETERS,
 ) -> Call:
-    """The call as a session's model sees it: without credentials, unless `access.pass_credentials` is set."""
+    """The call as its model sees it: without credentials, unless `access.pass_credentials` is set."""
     door = exchange.owner.door
     return Call(
         id=exchange.id,
@@ -59,8 +59,8 @@ def call_of(
 
 @final
 class _Fields(Mapping[str, str]):
-    """A request's fields as its models are shown them, decoded when somebody looks. Of gRPC's metadata, the bytes that
-    `-bin` fields stand for are characters of Latin-1; a value that stands for none is shown as it came."""
+    """A request's fields as its model sees them, decoded on the first access. The bytes of a `-bin` field of gRPC's metadata
+    are shown as characters of Latin-1; a value that is not base64 is shown as it came."""
 
     __slots__ = ("_decoded", "_door", "_metadata", "_raw")
 
@@ -89,12 +89,12 @@ class _Fields(Mapping[str, str]):
         return repr(self._text())
 
 
-# What must not be there twice: two who read the head would take it for two requests.
+# Fields, by how their names begin, that a request must not have twice: two readers of the head may each take another one.
 _SINGLE = (b"x-amzn-sagemaker-", b"content-type", b"accept")
 
 
 def single_fields(exchange: Exchange) -> dict[str, str]:
-    """The request's fields by lower-case name. BadRequest where one that SageMaker's operations read is there twice."""
+    """The request's fields by lower-case name. BadRequest if a field that SageMaker's operations read is there twice."""
     fields: dict[str, str] = {}
     for raw, value in exchange.request.headers:
         name = raw.decode("latin-1")

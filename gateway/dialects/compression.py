@@ -12,7 +12,7 @@ from protocols.content_coding import STEP, choose_coding, deflate_steps
 from protocols.events import Buffer, Headers
 
 SMALLEST = 1024
-"""Below so many bytes a reply leaves as it is: it fits a packet in any case."""
+"""Bytes of the smallest reply that is coded: a smaller one fits a packet in any case."""
 _SHORT = 64 * 1024  # bytes that are coded here, in a millisecond or two
 _STREAM = b"text/event-stream"
 _VARY = (b"vary", b"accept-encoding")
@@ -27,11 +27,12 @@ def varying(headers: Headers) -> Headers:
 async def compressed(
     exchange: Exchange, headers: Headers, buffers: Sequence[Buffer], level: int
 ) -> tuple[Headers, Sequence[Buffer]]:
-    """The head and body of a whole reply as the request's Accept-Encoding wants them, coded at zlib's level (1 to 9): the
-    head says `content-encoding`, and its other fields stay, those that count bytes of the content too. The body is
-    what was given where no coding is wanted, the reply is small, its coded form would save less than an eighth, or the
-    byte budget has no room for it; the head then says `vary` alone. Both are what was given where the level is 0, and the
-    reply of no request is coded, or it is an event stream. Not for errors: they are for everyone to read.
+    """The head and body of a whole reply as the request's Accept-Encoding wants them, coded at zlib's level (1 to 9).
+
+    A coded reply has `content-encoding` in its head; the other fields stay, also those that count bytes of the content.
+    The body stays as it is if the client wants no coding, the reply is small, coding would save less than an eighth, or the
+    byte budget has no room; the head then has `vary` alone. At level 0, and for an event stream, both stay as they are. Not
+    for errors: every client must be able to read them.
 
     Called when nothing else of the answer is to come: it waits for room, and its memory is paid for until it is written.
     A long reply is coded in a thread, in steps of 1 MiB; a cancelled call ends with the step under way. The buffers must

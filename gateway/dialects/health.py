@@ -1,4 +1,4 @@
-"""/ping: what a load balancer or the SageMaker platform asks."""
+"""/ping: the health check of load balancers and of the SageMaker platform."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class _State(msgspec.Struct, omit_defaults=True):
 
 @final
 class ManagementDialect:
-    """Health in LMI's words: 200 when requests are taken; 503, with the reasons, while a model that is required does not
-    answer, and from the first moment of a drain."""
+    """Answers health checks in LMI's words: 200 if the server takes requests; 503, with the reasons, while a required model
+    does not answer, and from the first moment of a drain."""
 
     def __init__(self, models: ModelChoice, supervisor: Supervisor, draining: Callable[[], bool]) -> None:
-        """`draining` says whether the server is on its way out."""
+        """`draining` returns True once the server drains."""
         self._models, self._supervisor, self._draining = models, supervisor, draining
 
     @property
     def draining(self) -> bool:
-        """Whether the server is on its way out: it answers nothing new."""
+        """True once the server drains: it takes no new requests."""
         return self._draining()
 
     @property
     def unready(self) -> list[str]:
-        """Why the server is not ready, in words for anybody; empty where it is."""
+        """The reasons why the server is not ready, in words that any client may see; empty if it is ready."""
         absent = [absent.public for absent in self._supervisor.unready]
         return ["draining", *absent] if self.draining else absent
 

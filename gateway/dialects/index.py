@@ -1,4 +1,4 @@
-"""`GET /`: tells people and programs what this server is, and where to look."""
+"""`GET /`: the name of this server and the paths to try, for people and for programs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from models.messages import Family
 from protocols.v2.frames import media_weights
 
 _DOCS = "/v2/openapi.json"
-_MOST = 100  # names that are shown: GET /v2/models has them all
+_MOST = 100  # names of models in the answer: GET /v2/models has them all
 _CALLS = {Family.TEXT: "/v2/models/{}/generate", Family.TENSOR: "/v2/models/{}/infer", Family.PARTS: "/models/{}/invoke"}
 _VARY = (b"vary", b"accept")
-# The page is text and links; a browser is told to run and to load nothing, whatever a model is called.
+# The page is text and links. The browser must run and load nothing, whatever name a model has.
 _PAGE = (
     (b"content-type", b"text/html; charset=utf-8"),
     (b"content-security-policy", b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -79,7 +79,7 @@ def _page(index: _Index) -> str:
 
 
 def _link(said: str) -> str:
-    """A GET can be followed; anything else is only told."""
+    """The path as a link if a browser can follow it (GET), otherwise as text."""
     method, _, path = said.partition(" ")
     shown = html.escape(path)
     return f'{method} <a href="{shown}">{shown}</a>' if method == "GET" else f"{method} {shown}"

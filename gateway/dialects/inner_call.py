@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @final
 class InnerCall:
-    """What a worker knows of such a call, whose messages share the body and the answer of its exchange.
+    """One of several calls of models in one exchange, as a worker sees it. Its messages share its exchange's body and
+    answer.
 
-    Its work is inside of a scope, which is cancelled when it is interrupted or its time is over, until `model_over`: then it
-    alone ends, and `interruption_or_deadline` says why. The exchange's own end is that of all of them. What it holds is paid
-    from the exchange's account, until `close`.
+    The call works inside a scope. Until `model_over`, the scope is cancelled when the call is interrupted or its time is
+    over: then this call alone ends, and `interruption_or_deadline` says why. If the exchange ends, all its calls end. The
+    exchange's account pays for the call's memory until `close`.
     """
 
     __slots__ = (
@@ -34,13 +35,13 @@ class InnerCall:
     )  # fmt: skip
 
     had_slot: bool
-    """True once it has, or had, a slot of its model; not set before."""
+    """True once the call has, or had, a slot of its model; not set before."""
     stopped_by: str
-    """`gateway` where it has stopped the model before that had returned; not set otherwise."""
+    """`gateway` if the gateway has stopped the model before the model returned; not set otherwise."""
 
     def __init__(self, exchange: Exchange, number: int, size: int, scope: trio.CancelScope) -> None:
-        """The call's request, which is its `number`th, has so many bytes; the scope may be that of calls before it, if none
-        has cancelled it. Overloaded where there is no room for them."""
+        """The exchange's `number`th call, with a request of `size` bytes. Earlier calls may have used the scope, if none has
+        cancelled it. Overloaded if the budget has no room for the bytes."""
         self.exchange, self._number, self._scope = exchange, number, scope
         self.permit: Key | None = exchange.permit
         self.priority = exchange.priority
@@ -48,11 +49,12 @@ class InnerCall:
         self.copied = 0
         self.incident = ""
         self.ending: Ending | None = None
-        """Its own, once that is decided."""
+        """The call's own ending, once it is known."""
         self.interruption: GatewayError | None = None
         self._over = False
         self.cancelled = False
-        """True where its scope is, by it or, as is known after `model_over`, by its time: then that must be left."""
+        """True if the scope is cancelled, and must be left: by `interrupt` or, known only after `model_over`, by the time
+        limit."""
         self._limits: TimeLimits | None = None
         self._cancelled_at: float | None = None
         self._give_back_made: Callable[[], None] | None = None
@@ -61,12 +63,12 @@ class InnerCall:
 
     @property
     def id(self) -> str:
-        """Its own, which the exchange's begins."""
+        """The call's id: the exchange's, a dot and the call's number."""
         return f"{self.exchange.id}.{self._number}"
 
     @property
     def instance(self) -> int:
-        """The number of the process of its model that was called: its exchange's, of which that is told."""
+        """The number of the model's process that was called. It is kept on the exchange, which reports it."""
         return self.exchange.instance
 
     @instance.setter
@@ -74,14 +76,14 @@ class InnerCall:
         self.exchange.instance = number
 
     def model_over(self) -> None:
-        """Nothing interrupts it any more."""
+        """Called when the model is done with the call: from now on nothing interrupts the call."""
         self._over = True
         if self._limits is not None:
             self._scope.deadline = math.inf
             self.cancelled = self._scope.cancel_called
 
     def close(self) -> None:
-        """It is over: what was held for it is given back."""
+        """Ends the call and gives back all memory that was paid for it."""
         if self._give_back_made is not None:
             self.making(0)
         if self._paid:
@@ -89,15 +91,15 @@ class InnerCall:
             self._paid = 0
 
     def making(self, n: int) -> None:
-        """Objects that take n bytes are made of its request, or for its answers: they count until `close`, or until another
-        number is said. Overloaded where the budget has no room."""
+        """Pays for objects of n bytes that are made of the request or for the answer, in place of those that the call before
+        paid for. They count until `close`. Overloaded if the budget has no room."""
         if self._give_back_made is not None:
             self._give_back_made()
             self._give_back_made = None
         if n:
             self._give_back_made = self.exchange.reserve_objects(n)
 
-    # -- what a worker asks of its callers -----------------------------------------------------------------------------
+    # -- for the worker ------------------------------------------------------------------------------------------------
 
     @property
     def key(self) -> Party | None:
@@ -124,7 +126,7 @@ class InnerCall:
 
     @property
     def interruption_or_deadline(self) -> GatewayError:
-        """What its work was cancelled for."""
+        """The error for which the call was cancelled."""
         if self.interruption is not None:
             return self.interruption
         if self._limits is not None and self._limits.deadline <= self.exchange.deadline:
@@ -132,33 +134,33 @@ class InnerCall:
         return self.exchange.interruption_or_deadline
 
     def silence(self, now: float) -> float:
-        """All of its request is here: it is for its model to speak."""
+        """0: all of the request is here, so the client owes nothing."""
         return 0.0
 
     def interrupt(self, error: GatewayError) -> None:
-        """Stops its work; the first error is its ending."""
+        """Cancels the call; the first error decides its ending."""
         if self.interruption is None and not self._over:
             self.interruption, self._cancelled_at = error, trio.current_time()
             self.cancelled = True
             self._scope.cancel()
 
     def limit_time(self, seconds: float, setting: str, *, said: float | None = None) -> None:
-        """It ends with DeadlineExceeded, which names the setting, that many seconds from now; what was said before holds no
-        longer. `said`: the seconds that the error names, where they began before."""
+        """Ends the call with DeadlineExceeded, which names the setting, that many seconds from now. This replaces an earlier
+        limit. `said`: the seconds that the error names, if they began earlier."""
         if self._limits is None:
             self._limits = TimeLimits()
         self._limits.limit_time(seconds, setting, said)
         self._scope.deadline = self._limits.deadline
 
     def ask_priority(self, priority: int) -> None:
-        """The level at which it waits for a slot, 0 where it does not say: no better one than its key may ask for."""
+        """Sets the level at which the call waits for a slot, 0 for none; the call's key limits it."""
         self.priority = allowed_priority(self.permit, priority)
 
     def reserve_objects(self, n: int) -> Callable[[], None]:
         return self.exchange.reserve_objects(n)
 
     def slot_wait_began(self) -> None:
-        """Others of its exchange may go on meanwhile: that waits for nothing."""
+        """Does nothing: other calls of the exchange may go on while this one waits for a slot."""
 
     def slot_wait_over(self) -> None:
         """See `slot_wait_began`."""

@@ -1,4 +1,4 @@
-"""JSON that a request brings: its values are paid for before they are made, and long texts are read one after the other."""
+"""JSON in requests: the budget pays for its values before they are made, and long texts are read one after the other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from protocols.strict_json import cost_of
 
 T = TypeVar("T")
 
-_FREE = 2 * 1024  # bytes of a text whose values nobody counts
+_FREE = 2 * 1024  # bytes of the longest text whose values are not counted
 
 
 async def read_json(exchange: Exchange, text: memoryview, limits: LimitsConfig, read: Callable[[], T]) -> T:
-    """What `read` makes of a text: here if it is short, in a thread if the loop would feel it. What that takes is paid for
-    before, and counts until the exchange ends. Overloaded where there is no memory for it."""
+    """Calls `read`, which reads the text, and returns its result: here if the text is short, otherwise in a thread. The
+    memory of the values is paid for before, until the exchange ends. Overloaded if the budget has no room."""
     size = len(text)
     if size <= LONG:
         if size > _FREE:

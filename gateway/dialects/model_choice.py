@@ -1,4 +1,4 @@
-"""Which model answers: the models in service, by name, and the rule where a request names none."""
+"""Picks the model that answers: by the name in the request, or by a rule if the request names none."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from models.messages import Family
 
 @final
 class ModelChoice:
-    """The models in service, by name; and the rule that picks one where a route names none."""
+    """The models in service, by name, and the rule that picks one if a request names none."""
 
     def __init__(self, config: Config, workers: Mapping[str, Worker]) -> None:
         self.config, self.workers = config, workers
 
     def seen_by(self, permit: Key | None) -> Mapping[str, Worker]:
-        """Those that a key reaches, by name; all where there is none."""
+        """The models that a key reaches, by name; all models if there is no key."""
         workers = self.workers
         if permit is None or permit.models == ("*",):
             return workers
         return {name: worker for name, worker in workers.items() if permit.reaches(name)}
 
     def check(self, permit: Key | None, name: str) -> None:
-        """NotPermitted for a model that a key does not reach, whether it is there or not."""
+        """Raises NotPermitted if the key does not reach the model, whether or not the model exists."""
         if permit is not None and not permit.reaches(name):
             raise NotPermitted.of_model(name)
 
     def check_defaults(self) -> None:
-        """ConfigError for a default model that is not there or cannot answer its dialect: a mistake of the operator's,
-        found before any client does."""
+        """Raises ConfigError for a default model that does not exist or cannot answer its dialect: the server then does not
+        start."""
         for setting, name, family in (
             ("lmi.default_model", self.config.lmi.default_model, Family.TEXT),
             ("openai.default_model", self.config.openai.default_model, Family.TEXT),
@@ -54,8 +54,8 @@ class ModelChoice:
         return f"no model {name[:100]!r}; there are: {', '.join(sorted(self.seen_by(permit)))[:1000] or 'none'}"
 
     def invoked(self, permit: Key | None, name: str) -> Worker:
-        """The model of a route that takes every family in its own form. NotFound if there is none, NotPermitted if the key
-        does not reach it."""
+        """The model of a route that takes every family in its own form. NotFound if it does not exist, NotPermitted if the
+        key does not reach it."""
         self.check(permit, name)
         worker = self.workers.get(name)
         if worker is None:
@@ -63,7 +63,7 @@ class ModelChoice:
         return worker
 
     def of_invocations(self, permit: Key | None) -> Worker:
-        """The model of /invocations where the request does not say: a default, the only one, or the only one of text."""
+        """The model of /invocations if the request names none: the default, the only model, or the only text model."""
         name = self.config.sagemaker.default_model or self.config.lmi.default_model
         if name:
             return self.invoked(permit, name)
@@ -73,8 +73,8 @@ class ModelChoice:
         return self.unnamed(permit, "", Family.TEXT, "sagemaker")
 
     def named(self, permit: Key | None, name: str, family: Family, dialect: str) -> Worker:
-        """The model a request names. NotFound if there is none, NotPermitted if the key does not reach it, BadRequest if it
-        cannot answer this dialect."""
+        """The model that a request names. NotFound if it does not exist, NotPermitted if the key does not reach it,
+        BadRequest if it cannot answer this dialect."""
         self.check(permit, name)
         worker = self.workers.get(name)
         if worker is None:
@@ -83,7 +83,7 @@ class ModelChoice:
         return worker
 
     def check_family(self, worker: Worker, family: Family, dialect: str) -> None:
-        """BadRequest for a model that cannot answer a dialect of that family."""
+        """Raises BadRequest if the model cannot answer a dialect of that family."""
         if not convertible(worker.spec.family, family):
             raise BadRequest(
                 f"model {worker.name!r} speaks {worker.spec.family.value} and cannot answer {dialect}, "
@@ -91,8 +91,8 @@ class ModelChoice:
             )
 
     def unnamed(self, permit: Key | None, default: str, family: Family, dialect: str) -> Worker:
-        """The model for a request that names none: the dialect's default, else the only one that fits of those that the key
-        reaches."""
+        """The model for a request that names none: the dialect's default, otherwise the only fitting model that the key
+        reaches. BadRequest if there is none or several."""
         if default:
             return self.named(permit, default, family, dialect)
         seen = self.seen_by(permit).values()

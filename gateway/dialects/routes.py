@@ -1,4 +1,4 @@
-"""The rows of all dialects: the only list of what the gateway answers. May import every dialect."""
+"""The rows of all dialects: the only list of the requests that the gateway answers. May import every dialect."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def rows(
     *,
     draining: Callable[[], bool],
 ) -> list[Row]:
-    """Everything that is answered, by dialects made for that. `draining` says whether the server is on its way out.
-    ConfigError for a default model, an endpoint or credentials that are not there."""
+    """Makes the dialects and returns all their rows. `draining` returns True once the server drains. ConfigError for a
+    default model, an endpoint's model or credentials that do not exist."""
     signatures = Signatures(config.sagemaker.sigv4)
     models = ModelChoice(config, supervisor.workers)
     models.check_defaults()

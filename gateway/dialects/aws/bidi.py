@@ -53,7 +53,7 @@ _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 _SMALL = 64 * 1024
 _PATH = SETTINGS["websocket", "path"]
 _LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
-_OBJECT = 256  # what the JSON of a part has beside its bytes, and more
+_OBJECT = 256  # bytes that the JSON of a part has beside its data, at most
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
 
 
@@ -65,14 +65,14 @@ class BidiDialect:
         self._models, self._endpoints, self._signatures = models, endpoints, signatures
 
     def rows(self) -> list[Row]:
-        """The platform's operation, and the container's WebSocket at its own path, below each model, and anywhere where that
-        is allowed. ConfigError for a path of theirs that none can be."""
+        """The platform's operation, and the container's WebSocket: at its own path, below each model and, if
+        `websocket.any_path` is set, at any path. ConfigError for an invalid `websocket.path`."""
         operation = "/endpoints/{endpoint}/invocations-bidirectional-stream"
         websocket, container = self._models.config.websocket, partial(Row, WEBSOCKET, dialect="websocket")
-        if not re.fullmatch(_PATH.pattern, websocket.path):  # where a program has set it, nobody has looked
+        if not re.fullmatch(_PATH.pattern, websocket.path):  # not checked before if a program has made the configuration
             raise ConfigError(f"{_PATH.key} must be {_PATH.expected}, not {show(websocket.path)}")
         return [
-            # whose errors have each a status of its own, and none for a wrong method
+            # The operation has no error for a wrong method: the plain one answers it.
             Row("POST", operation, self.event_stream, dialect="bidi", refuse=refuse, refuses_method=False, signed=True),
             *([container("*", self.container)] if websocket.any_path else ()),
             container(websocket.path, self.container),
@@ -109,8 +109,8 @@ class BidiDialect:
         exchange.outbound.finish()
 
     def _asked(self, exchange: Exchange, endpoint: str) -> tuple[bidi.BidiRequest, Worker, _EventStreamChannel]:
-        """Whom the request asks, and in which form; BadRequest for what it says wrong. Not in `event_stream`, which would
-        keep all of this for as long as the session lasts."""
+        """The operation's input, the model, and a channel in the request's form. BadRequest for an invalid request. Not in
+        `event_stream`, whose frame would keep all of these variables for as long as the session lasts."""
         claim = self._signatures.claim(exchange, streaming=True)
         headers = single_fields(exchange)
         try:
@@ -155,7 +155,7 @@ class BidiDialect:
         exchange.outbound.finish()
 
     def _read_prompt(self, worker: Worker) -> Callable[[bytes], Prompt] | None:
-        """The function that makes prompts of parts; None where the model takes no text."""
+        """The function that makes prompts of parts; None if the model is not a text model."""
         if worker.spec.family is not Family.TEXT:
             return None
         limits = self._models.config.limits
@@ -167,7 +167,7 @@ class BidiDialect:
         )
 
     def _limit_wait(self, exchange: Exchange) -> None:
-        """Nobody waits for a slot longer than a session may last: clients have no limit of their own before the head."""
+        """Limits the wait for a slot to `bidi.session_timeout`: clients have no limit of their own before the head."""
         exchange.limit_time(self._models.config.bidi.session_timeout, "bidi.session_timeout")
 
     def _limit(self, exchange: Exchange, worker: Worker) -> None:
@@ -180,7 +180,7 @@ class BidiDialect:
 
 @final
 class _EventStreamChannel:
-    """Parts from the request's body, parts to the response's, in the form that was asked for."""
+    """The channel of an event stream: parts from the request's body and parts to the response's, in the request's form."""
 
     complete = False  # its model says by its return that there is no more
 
@@ -212,7 +212,7 @@ class _EventStreamChannel:
             self._decode()
 
     async def choose_form(self) -> None:
-        """For a request without a content type: its first byte tells."""
+        """Reads the form from the body's first byte, for a request without a content type."""
         data = await self._inbound.receive()
         assert not isinstance(data, Frame)
         self.form = bidi.sniff_form(data or b"")
@@ -241,11 +241,11 @@ class _EventStreamChannel:
 
     @property
     def budget(self) -> Budget:
-        """For a model that itself holds bytes of the session."""
+        """The session's budget, for a model that itself holds bytes of the session."""
         return self._exchange.account
 
     def awaits(self, whom: Callable[[], str]) -> None:
-        """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""
+        """Called by a model that waits for another party: if the session's time runs out meanwhile, the error names it."""
         self._exchange.awaited = whom
 
     def accept(self) -> None:
@@ -296,16 +296,16 @@ class _EventStreamChannel:
             raise self._broken(e) from None
 
     def _under_way(self) -> tuple[object, int] | None:
-        """Of a message that has begun: how many came before it, and its bytes that are here."""
+        """How many messages came before the one that has begun, and how many of its bytes are here; None if none has."""
         decoder = self._decoder
         return (self._exchange.parts_in, decoder.buffered) if decoder is not None and decoder.buffered else None
 
     def _assemble(self, decoder: bidi.PartDecoder | bidi.LiteralDecoder, arrived: int, need: int) -> None:
-        """Pays for what has arrived of a large message; of one in JSON for what is made of it too, as the decoder says."""
+        """Pays for the arrived bytes of a large message; for a message in JSON, for all that the decoder needs for it."""
         self._inbound.gathering(need if isinstance(decoder, bidi.LiteralDecoder) else arrived, need)
 
     def _broken(self, error: GatewayError) -> GatewayError:
-        """How the session ends is not for its model to choose: one that goes on after this is cancelled."""
+        """Interrupts the exchange and returns the error to raise: a model that catches it and goes on is cancelled."""
         self._exchange.interrupt(error)
         return error
 
@@ -331,7 +331,7 @@ class _EventStreamChannel:
         form = Form.EVENT_STREAM if self._decoder is None else self._decoder.form
         padding = _PADDING[: secrets.randbelow(self._padding + 1)] if self._padding else ""
         size, at_most = len(data), eventstream.MAX_PAYLOAD
-        if form is Form.JSON_EVENTS:  # there the payload is all of the object
+        if form is Form.JSON_EVENTS:  # its payload is the whole object, whose data are base64
             at_most = (at_most - _OBJECT - self._padding) // 4 * 3
         if size > at_most:
             raise _too_large(size, at_most)
@@ -343,8 +343,8 @@ class _EventStreamChannel:
         self._outbound.push(*bidi.ENCODERS[form].part(data, _DATA_TYPE[message.kind], completion, padding))
 
     def fail(self, error: GatewayError) -> None:
-        """Before the head an HTTP status. In the stream an exception event, then a whole end: a bare reset reads as a
-        clean end in the SDK."""
+        """Answers an HTTP status before the head. After it, writes an exception event and ends the body whole: the SDK takes
+        a reset alone for a clean end."""
         if not self._outbound.status:
             refuse(self._exchange, error)
             return
@@ -361,7 +361,7 @@ class _EventStreamChannel:
 
 
 def unsigned_form() -> BadRequest:
-    """What a request in the literal JSON form is told where signatures are verified."""
+    """The error for a request in the literal JSON form if signatures are verified."""
     return BadRequest(f"content-type must be {bidi.CONTENT_TYPE} where signatures are verified: it is events that they sign")
 
 
@@ -370,7 +370,7 @@ def _too_large(size: int, at_most: int) -> ValueError:
 
 
 def _octets(message: Part) -> Buffer:
-    """The bytes of what a model sends, if it sends the right thing."""
+    """The bytes of a message of the model's. TypeError if it is not a Part."""
     if not isinstance(message, Part):
         raise TypeError(f"a call of parts is answered with Part, not {type(message).__name__}")
     return octets(message.data)
@@ -385,8 +385,8 @@ _ERRORS = {
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before the head by the shapes of the operation."""
-    # whose time is over here has waited for a slot, and its model was not called
+    """Answers an error before the head in the shapes of the operation."""
+    # Before the head a deadline is one of a wait for a slot: the model was not called.
     whose = ErrorOrigin.BUSY if isinstance(error, DeadlineExceeded) else blame(error)
     if (forbidden := forbidden_of(error)) is not None:
         status, headers, body = refusal(forbidden)
@@ -406,9 +406,9 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
 
 @final
 class _FrameChannel(Channel[Part, Part]):
-    """A frame for each part and a part for each frame: opcode and FIN carry kind and last, continuations have no kind.
+    """The channel of a WebSocket: a frame for each part. Opcode and FIN carry kind and last; a continuation has no kind.
 
-    If the client has offered a text for the end of its input, a message of that text is the end, and no part.
+    If the client's handshake names a text for the end of its input, a message of that text is the end, not a part.
     """
 
     complete = False  # its model says by its return that there is no more
@@ -440,20 +440,20 @@ class _FrameChannel(Channel[Part, Part]):
 
     @property
     def budget(self) -> Budget:
-        """For a model that itself holds bytes of the session."""
+        """The session's budget, for a model that itself holds bytes of the session."""
         return self._exchange.account
 
     def awaits(self, whom: Callable[[], str]) -> None:
-        """For a model that waits for somebody else: the error says so where the session's time is over meanwhile."""
+        """Called by a model that waits for another party: if the session's time runs out meanwhile, the error names it."""
         self._exchange.awaited = whom
 
     def accept(self) -> None:
         if not self._outbound.status:
             self._outbound.start(101, self._handshake)
-            self._handshake = ()  # nobody needs it for the rest of the session
+            self._handshake = ()  # so that the session does not keep it
 
     async def send(self, message: Part, /) -> None:
-        outbound, data = self._outbound, getattr(message, "data", None)  # a call less for what nearly all send
+        outbound, data = self._outbound, getattr(message, "data", None)  # one call less for bytes, which most models send
         if type(data) is not bytes:
             data = _octets(message)
         await outbound.wait_room(len(data))
@@ -464,7 +464,7 @@ class _FrameChannel(Channel[Part, Part]):
         self._continuing = not message.last
 
     def fail(self, error: GatewayError) -> None:
-        """Before the handshake's answer an HTTP status; then a Close."""
+        """Answers an HTTP status before the handshake's answer, and a Close after it."""
         if self._outbound.status:
             close(self._exchange, error)
         else:

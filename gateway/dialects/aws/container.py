@@ -29,19 +29,18 @@ from protocols.buffers import Budget
 
 @final
 class ContainerDialect:
-    """Answers what the platform asks of a container; and, for the platform's own routes, gives the answer to what wraps
-    it.
+    """Answers the platform's requests to a container. The platform's own routes use it too, and wrap its answer.
 
-    A model of text takes LMI's schema, a model of tensors a v2 body (JSON, or binary with the length of its JSON in the
-    content type or in `Inference-Header-Content-Length`), a model of parts the body as it is: one part, whose kind is
-    UTF8 where the content type is text or JSON.
+    A text model takes LMI's schema. A tensor model takes a v2 body: JSON, or binary with the length of its JSON in the
+    content type or in `Inference-Header-Content-Length`. A model of parts takes the body as one part, whose kind is UTF8 if
+    the content type is text or JSON.
     """
 
     def __init__(self, models: ModelChoice, lmi: LMIDialect, v2: InferDialect) -> None:
         self._models, self._lmi, self._v2 = models, lmi, v2
 
     def rows(self) -> list[Row]:
-        """Its routes, unary."""
+        """The two unary routes."""
         return [
             Row("POST", "/invocations", self.invocations, dialect="container", refuse=refuse_as_lmi),
             Row("POST", "/models/{name}/invoke", self.invoke, dialect="container", refuse=refuse_as_mme),
@@ -61,8 +60,8 @@ class ContainerDialect:
         await self._invoke(exchange, worker)
 
     async def invoke(self, exchange: Exchange, name: str) -> None:
-        """POST /models/{name}/invoke. The path alone says which model: X-Amzn-SageMaker-Target-Model is for the model to
-        read, and for the log of whoever wants it there."""
+        """POST /models/{name}/invoke. The path alone names the model; X-Amzn-SageMaker-Target-Model is only passed on to the
+        model."""
         await self._invoke(exchange, self._models.invoked(exchange.permit, name))
 
     async def _invoke(self, exchange: Exchange, worker: Worker) -> None:
@@ -78,13 +77,13 @@ class ContainerDialect:
             case Family.PARTS:
                 exchange.claim("container", refuse_as_mme)
                 limit, setting = limits.body, "limits.body"
-        worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here may tell other words
+        worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here may choose the error's form
         body = await receive_body(exchange, limit, setting=setting, memory=worker.body_memory)
         await self.answer(exchange, worker, body)
 
     async def answer(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None = None) -> None:
-        """Calls the model with the body of a request, whatever its route. `wrapping` takes the answer in place of the
-        exchange, and then says the errors too."""
+        """Calls the model with the body of a request, whatever its route. `wrapping` takes the answer and the errors in the
+        exchange's place."""
         match worker.spec.family:
             case Family.TEXT:
                 await self._lmi.generate(exchange, worker, body, wrapping)
@@ -112,7 +111,7 @@ class ContainerDialect:
 
 
 def refuse_as_mme(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before the head in the words of the multi-model container API."""
+    """Answers an error before the head in the form of the multi-model container API."""
     exchange.outbound.respond(
         error.status, refusal_headers(error), multi_model.error_body_of(error.status, error.message), ending=error.ending
     )
@@ -124,7 +123,7 @@ def _is_binary(exchange: Exchange) -> bool:
 
 
 def _json_length(exchange: Exchange, size: int) -> int | None:
-    """The length of the JSON before binary tensors; V2Error where two fields disagree, or one is not a length."""
+    """The length in bytes of the JSON before binary tensors. V2Error if two fields disagree, or one is not a length."""
     lengths = exchange.header_values(v2.IHCL)
     length = v2.parse_header_length(lengths) if lengths else None
     try:
@@ -137,7 +136,7 @@ def _json_length(exchange: Exchange, size: int) -> int | None:
 
 
 def _triton_form(headers: Any) -> Any:
-    """The head of a v2 reply as SageMaker's clients of Triton read it: the length of the JSON is in the content type."""
+    """The head of a v2 reply for SageMaker's clients of Triton: the length of the JSON is in the content type."""
     length = next((value for name, value in headers if name == v2.IHCL), None)
     if length is None:
         return headers
@@ -146,7 +145,7 @@ def _triton_form(headers: Any) -> Any:
 
 @final
 class _BodyChannel(Channel[Part, Part]):
-    """The body is the one part in; the bytes of the parts out are the answer's body."""
+    """The channel of a unary call of parts: the body is the one part in, and the parts out are the answer's body."""
 
     complete = False  # its model says by its return that there is no more
 
@@ -161,7 +160,7 @@ class _BodyChannel(Channel[Part, Part]):
 
     @property
     def budget(self) -> Budget:
-        """For a model that itself holds bytes of the session."""
+        """The session's budget, for a model that itself holds bytes of the session."""
         return self._exchange.account
 
     async def receive(self) -> Part:
@@ -191,13 +190,13 @@ class _BodyChannel(Channel[Part, Part]):
             self._answer.start(200, [content_type, *reply_headers(exchange)])
 
     def finish(self) -> None:
-        """The model has returned."""
+        """Ends the answer after the model has returned."""
         if self._exchange.outbound.finishing is None:
             self.accept()
             self._answer.finish()
 
     def fail(self, error: GatewayError) -> None:
-        """Before the head an HTTP status; afterwards only the connection can say that the body is not whole."""
+        """Answers an HTTP status before the head. After it, aborts: only the connection can show that the body is cut."""
         if self._exchange.outbound.status:
             self._exchange.outbound.abort(error.ending)
         else:

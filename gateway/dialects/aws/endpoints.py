@@ -1,4 +1,4 @@
-"""Which model an endpoint of SageMaker's asks for: by variant, by weight, or from a folder on its first use."""
+"""Finds the model of a SageMaker endpoint: by variant, by weight, or in a folder on first use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _ENDPOINT = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 
 @final
 class Endpoints:
-    """The configured endpoints; and every model as an endpoint by its own name, where none is configured so."""
+    """The configured endpoints. Every model is also an endpoint by its own name, unless an endpoint of that name is
+    configured."""
 
     def __init__(self, config: Config, models: ModelChoice, repository: Repository) -> None:
         self._models, self._repository = models, repository
@@ -37,7 +38,7 @@ class Endpoints:
         self._endpoints = {name: _Endpoint(name, endpoint) for name, endpoint in config.endpoints.items()}
 
     def check(self) -> None:
-        """ConfigError for a variant whose model is not there: a mistake of the operator's, found before any client does."""
+        """Raises ConfigError for a variant whose model does not exist, so that the server does not start with it."""
         for endpoint in self._endpoints.values():
             for variant, wanted in endpoint.variants.items():
                 if wanted.model not in self._models.workers:
@@ -50,12 +51,12 @@ class Endpoints:
     async def chosen(
         self, permit: Key | None, name: str, variant: str | None, target_model: str | None = None
     ) -> AsyncIterator[tuple[Worker, str]]:
-        """The model that answers one call, and the production variant it stands for. A model that was loaded for this
-        call is not unloaded for another one's sake within the block.
+        """The model that answers one call, and the call's production variant. Within the block, a model that was loaded for
+        this call is not unloaded to make room for another.
 
-        `variant` and `target_model` are the request's headers, None where absent. BadRequest for a variant that there
-        is not, NotFound for an endpoint or a model, NotPermitted where the key does not reach it: of many models it has to
-        reach the endpoint, by its name; the repository's errors for a model that cannot be loaded.
+        `variant` and `target_model` are the request's headers, None if absent. BadRequest for an unknown variant, NotFound
+        for an unknown endpoint or model, NotPermitted if the key does not reach it; the repository's errors for a model that
+        cannot be loaded. For an endpoint of many models, the key must reach the endpoint's name.
         """
         endpoint = self._endpoints.get(name)
         if endpoint is not None and endpoint.config.models:
@@ -75,7 +76,7 @@ class Endpoints:
         yield worker, variant
 
     def choose(self, permit: Key | None, name: str, variant: str | None) -> tuple[Worker, str]:
-        """As `chosen`, for an operation that has no target model."""
+        """Like `chosen`, for an operation that has no target model."""
         endpoint = self._endpoints.get(name)
         if endpoint is not None and endpoint.config.models:
             raise BadRequest(f"endpoint {name!r} serves many models, and this operation cannot name one of them")
@@ -111,18 +112,19 @@ class Endpoints:
 
 @final
 class _Endpoint:
-    """Its variants take their turns by weight: of any run of calls each gets its share, to within one call."""
+    """A configured endpoint. Its variants take turns by weight: in any run of calls each gets its share, to within one
+    call."""
 
     def __init__(self, name: str, config: EndpointConfig) -> None:
         self.name, self.config = name, config
-        # as other file names of a configuration: relative to the working directory
+        # Relative to the working directory, like every file name in a configuration.
         self.folder = os.path.abspath(config.models) if config.models else ""
         self.variants: Mapping[str, VariantConfig] = config.variants
         self._total = sum(variant.weight for variant in config.variants.values())
         self._credit = dict.fromkeys(config.variants, 0.0)
 
     def next_variant(self) -> str:
-        """Smooth weighted round robin: no chance in it, and no bursts."""
+        """The variant of the next call, by smooth weighted round robin: not random, and without bursts."""
         for name, variant in self.variants.items():
             self._credit[name] += variant.weight
         weighted = [name for name in self.variants if self.variants[name].weight]

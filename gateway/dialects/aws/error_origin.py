@@ -1,4 +1,4 @@
-"""Who is to blame for an error, as SageMaker's operations tell it to their callers."""
+"""The party that an error is blamed on, as SageMaker's operations report it to their callers."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ from gateway.errors import (
 
 
 class ErrorOrigin(enum.Enum):
-    """Each operation has its own names for these."""
+    """The origins of errors. Each operation has its own names for them."""
 
     CALLER = enum.auto()
-    """What was asked for cannot be."""
+    """The request is invalid, too large or too slow, or names something that does not exist."""
     SIGNATURE = enum.auto()
-    """Who asked is not known, or not proved, or may not."""
+    """The caller is unknown, did not prove its identity, or lacks permission or rate; or the host or content type is not
+    allowed."""
     MODEL = enum.auto()
-    """It raised, did not finish in time, or cannot be loaded."""
+    """The model raised, did not finish in time, or cannot be loaded."""
     LOADING = enum.auto()
-    """It is not there yet."""
+    """The model is still loading."""
     BUSY = enum.auto()
-    """The platform has no room or no worker for it now."""
+    """The gateway has no room or no worker for the call now."""
     PLATFORM = enum.auto()
-    """A bug of ours."""
+    """A bug of the gateway's."""
 
 
 def blame(error: GatewayError) -> ErrorOrigin:
-    """Who is to blame for it."""
+    """The origin of an error."""
     match error:
         case ModelFailed() | ModelCrashed() | ModelOutOfMemory() | DeadlineExceeded():
             return ErrorOrigin.MODEL

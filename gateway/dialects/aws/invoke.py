@@ -21,13 +21,13 @@ from protocols.aws import bidi, invoke
 from protocols.aws.invoke import InvokeErrorType, InvokeOperation
 from protocols.events import Buffer, Headers
 
-# What an event adds to the bytes of its part, roughly: prelude, header fields and checksum.
+# Bytes that an event adds to its part, about: prelude, header fields and checksum.
 _EVENT = 128
 
 
 @final
 class SageMakerDialect:
-    """Serves boto3, the AWS CLI and whatever else calls SageMaker's runtime."""
+    """Serves clients of SageMaker's runtime, such as boto3 and the AWS CLI."""
 
     def __init__(
         self, models: ModelChoice, endpoints: Endpoints, container: ContainerDialect, signatures: Signatures
@@ -41,7 +41,7 @@ class SageMakerDialect:
         }
 
     def rows(self) -> list[Row]:
-        """Its operations, whose errors have each a status of its own, and none for a wrong method."""
+        """The two operations. They have no error for a wrong method: the plain one answers it."""
         row = partial(Row, dialect="sagemaker", refuse=refuse, refuses_method=False, signed=True)
         return [
             row("POST", "/endpoints/{endpoint}/invocations", self.invoke),
@@ -95,7 +95,7 @@ _ERRORS = {
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before the head by the shapes of the operations."""
+    """Answers an error before the head in the shapes of the operations."""
     whose = blame(error)
     if (forbidden := forbidden_of(error)) is not None:
         status, headers, body = refusal(forbidden)
@@ -125,7 +125,7 @@ def _respond(exchange: Exchange, status: int, headers: Headers, body: bytes, end
 
 
 class _Wrapped:
-    """A container's answer on its way to the platform's caller: its head and its errors are the platform's."""
+    """A container's answer on its way to the platform's caller, with the platform's head and errors."""
 
     operation: InvokeOperation
 
@@ -149,7 +149,7 @@ class _Wrapped:
 
 @final
 class _Invoked(_Wrapped):
-    """InvokeEndpoint: the body as it is."""
+    """The answer of InvokeEndpoint: the body as it is."""
 
     operation = InvokeOperation.INVOKE_ENDPOINT
 
@@ -167,11 +167,12 @@ class _Invoked(_Wrapped):
             self._outbound.respond(status, self._head(headers), *buffers, ending=ending)
 
     def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
-        # kept by the exchange, whose end lets go of it: the dialect knows this one
+        # On the exchange, which drops it at its end: `says` refers to this answer, and here it would be a cycle.
         self._exchange.fail = partial(self.fail, says=says)
 
     def fail(self, error: GatewayError, says: Callable[[GatewayError], bytes] | None = None) -> None:
-        """In mid-body the dialect's own words, where it has some; else the body is cut off, and looks it."""
+        """Answers an HTTP status before the head. After it, writes the dialect's own error if it has one; otherwise cuts the
+        body off visibly."""
         exchange = self._exchange
         if not exchange.outbound.status:
             refuse(exchange, error)
@@ -184,7 +185,7 @@ class _Invoked(_Wrapped):
 
 @final
 class _Streamed(_Wrapped):
-    """InvokeEndpointWithResponseStream: each piece of the body is a PayloadPart, as it comes."""
+    """The answer of InvokeEndpointWithResponseStream: each piece of the body is a PayloadPart, as it comes."""
 
     operation = InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
 
@@ -211,10 +212,10 @@ class _Streamed(_Wrapped):
             self.finish(ending)
 
     def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
-        """The stream has its own words."""
+        """Does nothing: the event stream has its own form for errors."""
 
     def fail(self, error: GatewayError) -> None:
-        """In the stream an exception event, then a whole end of the body."""
+        """Answers an HTTP status before the head. After it, writes an exception event and ends the body whole."""
         exchange = self._exchange
         if not exchange.outbound.status:
             refuse(exchange, error)

@@ -21,7 +21,7 @@ _LARGEST = 64 * 1024
 
 @final
 class MMEDialect:
-    """Answers the platform that decides which models a container holds."""
+    """Answers the platform, which decides which models a container holds."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -37,7 +37,7 @@ class MMEDialect:
         ]
 
     async def load(self, exchange: Exchange) -> None:
-        """POST /models: answered when the model answers. The platform that leaves gives the load up."""
+        """POST /models: answered once the model takes calls. If the platform disconnects, the load is cancelled."""
         body = await receive_body(exchange, _LARGEST, setting="64 KiB, fixed")
         try:
             wanted = multi_model.parse_load(body)
@@ -62,6 +62,6 @@ class MMEDialect:
         exchange.outbound.respond(200, [_JSON], multi_model.model_body(model.name, model.url))
 
     async def unload(self, exchange: Exchange, name: str) -> None:
-        """DELETE /models/{name}: answered when nothing of the model is left, also where the platform has left by then."""
+        """DELETE /models/{name}: answered once nothing of the model is left. It goes on if the platform disconnects."""
         await self._repository.unload(name)
         exchange.outbound.respond(200, [_JSON], multi_model.unloaded_body(name))

@@ -1,4 +1,4 @@
-"""Signature Version 4 on the platform's routes: whose keys are known, and what is verified when."""
+"""Signature Version 4 on the platform's routes: the known credentials, and the checks of head, body and events."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from protocols.events import Buffer, Headers
 
 log = logging.getLogger("gateway")
 
-_LONG = 1024 * 1024  # bytes that are hashed in a thread: a millisecond's worth of them
+_LONG = 1024 * 1024  # bytes of the smallest body that is hashed in a thread: hashing it takes about 1 ms
 
 
 @final
 class Signatures:
-    """Verifies requests where credentials are configured, and lets everything pass where none are.
+    """Verifies the signatures of requests if credentials are configured; otherwise lets every request pass.
 
     `now` is the wall clock, in seconds since 1970: signatures carry its time.
     """
@@ -50,13 +50,12 @@ class Signatures:
 
     @property
     def on(self) -> bool:
-        """Whether signatures are looked at."""
+        """True if signatures are verified."""
         return self._verifier is not None
 
     def claim(self, exchange: Exchange, *, streaming: bool = False) -> VerifiedHead | None:
-        """Verifies the head. None where signatures are off, and for a request without one that has come in by a key, a
-        certificate or the operator plane. `streaming`: the body is an event stream, signed event by event. Forbidden where
-        AWS would refuse it."""
+        """Verifies the head. None if signatures are off, and for an unsigned request that a key, a client certificate or the
+        operator plane let in. `streaming`: the body is an event stream, signed event by event. Forbidden if AWS would refuse the request."""
         if self._verifier is None:
             return None
         owner = exchange.owner
@@ -70,7 +69,7 @@ class Signatures:
             raise Forbidden(str(e), code=e.code, status=e.status) from None
 
     async def check_body(self, claim: VerifiedHead | None, body: memoryview) -> None:
-        """Verifies a whole body against what `claim` gave."""
+        """Verifies a whole body against the head that `claim` returned. Forbidden if it does not match."""
         if claim is None or claim.payload is not Payload.HASH:
             return
         digest = _digest(body) if len(body) < _LONG else await run_in_codec_thread(partial(_digest, body))
@@ -80,8 +79,8 @@ class Signatures:
             raise Forbidden(str(e), code=e.code, status=e.status) from None
 
     def events(self, claim: VerifiedHead | None) -> Callable[[int, bytes, Buffer], None] | None:
-        """What a decoder calls for each event of the stream that `claim` opened: its date, signature and payload.
-        Forbidden comes out of it. None where signatures are off."""
+        """The function that a decoder calls with the date, signature and payload of each event of the stream. It raises
+        Forbidden. None if `claim` is None."""
         if claim is None:
             return None
         verifier, now = claim.events(), self._now
@@ -96,8 +95,8 @@ class Signatures:
 
 
 def forbidden_of(error: GatewayError) -> Forbidden | None:
-    """An error that says that who asks may not, in the names that every AWS service has for it; None for any other. Of a
-    key that is missing or wrong it has the status too."""
+    """The error with the code that every AWS service has for it, if it refuses the caller; None for any other error. For a
+    missing or unknown key it has AWS's status too."""
     match error:
         case Forbidden():
             return error
@@ -115,7 +114,7 @@ def forbidden_of(error: GatewayError) -> Forbidden | None:
 
 
 def refusal(error: Forbidden) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of the answer. The answer's Date, which is the wire's, is what a client sets its clock by."""
+    """Status, headers and body of the answer. The wire adds the Date, by which a client corrects its clock."""
     return bidi.signature_error_body(error.status, error.code, error.message)
 
 
@@ -124,8 +123,8 @@ def _digest(body: memoryview) -> bytes:
 
 
 def read_credentials(file: Path) -> dict[str, str]:
-    """Secrets by access key id, of all profiles in a file of the form of ~/.aws/credentials. ConfigError for a file that
-    cannot be read, a profile that lacks one of its two keys, and a file without profiles."""
+    """The secrets by access key id, of all profiles in a file in the form of ~/.aws/credentials. ConfigError if the file
+    cannot be read or has no profiles, a profile lacks one of its two keys, or two profiles give one id different secrets."""
     setting = "sagemaker.sigv4.credentials"
     parser = configparser.RawConfigParser(default_section="")
     try:

@@ -1,4 +1,4 @@
-"""What every gRPC call needs: what its head says, its one message, and the answer to it."""
+"""The parts that all gRPC calls share: reading their heads and messages, and answering them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from protocols.grpc.protobuf import MessageType, ProtobufError
 from protocols.grpc.status import GRPCError, StatusCode
 
 SETTING = "limits.body"
-"""What bounds a message."""
+"""The setting that limits a message."""
 NAME = "grpc-timeout of the call"
 _HEAD, _OK = answer_head(), trailers()
 _READ = 10e-6
-"""Seconds that pass, at least, before a head is read: a call that has no more is late."""
+"""Seconds that pass, at least, before a head is read: a call with no more time than this is late."""
 _SHORT_STEP, _LONG_STEP = 64 * 1024, 1024 * 1024
 
 
 def _read(head: Head) -> CallHead:
-    """What a call's head says; CallRefused, DeadlineExceeded for no time at all."""
+    """Reads a call's head. CallRefused if it is invalid, DeadlineExceeded if it leaves the call no time."""
     try:
         call = read_call(head)
     except GRPCError as e:
@@ -73,12 +73,13 @@ class Calls:
         self.limit = limit
 
     def begin(self, exchange: Exchange, call: CallHead) -> None:
-        """The call has a deadline from now on, if its client has set one."""
+        """Gives the exchange the call's deadline, if the client has set one."""
         if call.timeout is not None:
             exchange.limit_call(call.timeout, NAME)
 
     def plain(self, body: Buffer) -> memoryview | None:
-        """What `message` returns for a body that is here, where nothing is to be done with it, as in nearly every call."""
+        """The message of a whole body, if it is the only one and not compressed, as in nearly every call. Otherwise None:
+        `message` then reads the body."""
         view = memoryview(body)
         if len(view) < PREFIX or view[0] or int.from_bytes(view[1:PREFIX], "big") != len(view) - PREFIX:
             return None
@@ -89,9 +90,9 @@ class Calls:
         return whole_body(exchange, self.limit + PREFIX)
 
     async def message(self, exchange: Exchange, call: CallHead, body: Buffer | None) -> memoryview:
-        """The one message of a unary call whose body is this, or arrives; inflated if it was compressed, and paid for until
-        the exchange is over. CallRefused for what is no message, for a second one, and by its prefix for one over the
-        limit; Overloaded."""
+        """The one message of a unary call, inflated if it was compressed, and paid for until the exchange ends. `body` is
+        whole; None: it is still to be received. CallRefused for an invalid message, for a second one and, as soon as
+        its prefix is here, for one over the limit; Overloaded."""
         if body is None:
             body = await receive_announced(
                 exchange, self.limit + PREFIX, begins=PREFIX, length_of=partial(self._length, call), beyond=_second,
@@ -102,20 +103,20 @@ class Calls:
             decoder.receive_data(body)
             message = decoder.next_raw()
             if message is not Signal.NEED_DATA and PREFIX + len(message.data) < len(body):
-                raise _second()  # or the beginning of one
+                raise _second()  # or its beginning
             decoder.next_raw()
             decoder.receive_eof()
             assert message is not Signal.NEED_DATA, "a body without a message is refused at its end"
             if not message.compressed:
                 return message.data
-            assert call.encoding is not None, "the prefix is refused else"
+            assert call.encoding is not None, "the prefix is refused otherwise"
             inflater = MessageInflater(message.data, call.encoding, limit=self.limit, setting=SETTING)
             return await inflated(exchange, inflater, self.limit)
         except GRPCError as e:
             raise CallRefused.of(e) from None
 
     def _length(self, call: CallHead, begun: memoryview) -> int:
-        """The bytes of a body by its first prefix. CallRefused."""
+        """The length in bytes of a body, by its first prefix. CallRefused if the prefix is invalid."""
         decoder = MessageDecoder(limit=self.limit, encoding=call.encoding, unary=True, setting=SETTING)
         try:
             decoder.receive_data(begun)
@@ -139,7 +140,7 @@ class Calls:
 
 @final
 class Incoming:
-    """The messages of a call that has any number of them, as they arrive."""
+    """The messages, as they arrive, of a call with any number of them."""
 
     def __init__(self, exchange: Exchange, call: CallHead, limit: int) -> None:
         self._exchange, self._encoding, self._limit = exchange, call.encoding, limit
@@ -147,12 +148,12 @@ class Incoming:
         self._decoder = MessageDecoder(limit=limit, encoding=call.encoding, setting=SETTING)
         self._inflated = 0  # bytes of the last message, where it was inflated, that its exchange has paid for
         self.count = 0
-        """Those that have been given."""
+        """The number of messages that `next` has returned."""
         self._inbound.under_way = self._under_way
 
     async def next(self) -> memoryview | None:
-        """The next one; None where the client sends no more. Its memory is paid for while it arrives, and until `taken`.
-        CallRefused for what is no message, and by its prefix for one over the limit; Overloaded."""
+        """The next message; None once the client sends no more. Its memory is paid for from its arrival until `taken`.
+        CallRefused for an invalid message and, as soon as its prefix is here, for one over the limit; Overloaded."""
         decoder, inbound = self._decoder, self._inbound
         try:
             while (raw := decoder.next_raw()) is Signal.NEED_DATA:
@@ -168,7 +169,7 @@ class Incoming:
             self.count = self._exchange.parts_in = self.count + 1
             if not raw.compressed:
                 return raw.data
-            assert self._encoding is not None, "the prefix is refused else"
+            assert self._encoding is not None, "the prefix is refused otherwise"
             inflater = MessageInflater(raw.data, self._encoding, limit=self._limit, setting=SETTING)
             message = await inflated(self._exchange, inflater, self._limit)
             self._inflated = len(message)
@@ -177,7 +178,7 @@ class Incoming:
             raise CallRefused.of(e) from None
 
     def taken(self) -> None:
-        """The last message is paid for by somebody else, or gone."""
+        """Called when something else pays for the last message, or it is gone: this no longer pays for it."""
         if self._inbound.assembly:
             self._inbound.assembled()
         if self._inflated:
@@ -185,13 +186,13 @@ class Incoming:
             self._inflated = 0
 
     def _under_way(self) -> tuple[object, int] | None:
-        """Of a message that has begun: which it is, and its bytes that are here."""
+        """The number of the message that has begun, and how many of its bytes are here; None if none has."""
         decoder = self._decoder
         return (self.count, decoder.held) if decoder.wanted else None
 
 
 async def inflated(exchange: Exchange, inflater: MessageInflater, limit: int) -> memoryview:
-    """A message, inflated. Each step is paid for before it is made. GRPCError; Overloaded."""
+    """Inflates a message. Each step is paid for before it is made. GRPCError; Overloaded."""
     out, short = GrowingBody(limit), True
     try:
         while True:
@@ -207,7 +208,7 @@ async def inflated(exchange: Exchange, inflater: MessageInflater, limit: int) ->
                 return out.view().toreadonly()
             short = out.size < LONG
     except BaseException:
-        out.clear()  # the error knows it, by its traceback, until it is said
+        out.clear()  # the error's traceback would keep it until the error is answered
         raise
 
 
@@ -223,13 +224,13 @@ def _second() -> GatewayError:
 
 
 def start_stream(exchange: Exchange) -> None:
-    """Begins an answer of many messages. What goes wrong from now on is said behind them."""
+    """Begins an answer of many messages. From now on an error is written after them, as the status of the trailers."""
     exchange.fail = partial(fail, exchange)
     exchange.outbound.start(200, _HEAD, trailers=True)
 
 
 def end_stream(exchange: Exchange) -> None:
-    """Ends it well, also where it has no message."""
+    """Ends an answer of any number of messages with the status OK."""
     outbound, exchange.own_status = exchange.outbound, 0
     if outbound.status:
         outbound.finish(trailers=_OK)
@@ -244,5 +245,5 @@ def reply(exchange: Exchange, message: Sequence[Buffer]) -> None:
 
 
 def reply_with(exchange: Exchange, kind: MessageType, values: Mapping[str, Any]) -> None:
-    """Answers a unary call with a message of that kind."""
+    """Answers a unary call with these values as a message of that kind."""
     reply(exchange, (kind.write(values),))

@@ -1,4 +1,4 @@
-"""v2's extensions for whoever manages a server, as gRPC: statistics, the repository, the log; no shared memory."""
+"""v2's extensions for managing a server, as gRPC: statistics, the repository and the log, without shared memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_REPOSITORIES = "this server has one repository: leave repository_name empty"
 
 @final
 class ControlDialect:
-    """Answers calls that are about models and the server, not about tensors."""
+    """Answers calls about models and the server rather than tensors."""
 
     def __init__(self, calls: Calls, control: V2ControlDialect, models: ModelControl) -> None:
         self._calls, self._control, self._models = calls, control, models
@@ -53,7 +53,7 @@ class ControlDialect:
         ]
 
     async def statistics(self, exchange: Exchange, call: CallHead) -> None:
-        """ModelStatistics: of one model, or without a name of all."""
+        """ModelStatistics: of one model; of all models if the call names none."""
         asked, told = tables.MODEL_STATISTICS
         fields = await self._calls.read(exchange, call, asked)
         found = self._control.statistics_of(exchange, fields["name"], fields["version"])
@@ -69,7 +69,7 @@ class ControlDialect:
         reply_with(exchange, told, {"models": msgspec.to_builtins(found)})
 
     async def load(self, exchange: Exchange, call: CallHead) -> None:
-        """RepositoryModelLoad: answered when the model answers."""
+        """RepositoryModelLoad: answered once the model takes calls."""
         asked, told = tables.REPOSITORY_MODEL_LOAD
         fields = await self._calls.read(exchange, call, asked)
         name = self._named(exchange, fields)
@@ -81,7 +81,7 @@ class ControlDialect:
         reply_with(exchange, told, {})
 
     async def unload(self, exchange: Exchange, call: CallHead) -> None:
-        """RepositoryModelUnload: answered when nothing of the model is left."""
+        """RepositoryModelUnload: answered once nothing of the model is left."""
         asked, told = tables.REPOSITORY_MODEL_UNLOAD
         fields = await self._calls.read(exchange, call, asked)
         await self._models.unload(self._named(exchange, fields))
@@ -95,7 +95,7 @@ class ControlDialect:
         return name
 
     async def log(self, exchange: Exchange, call: CallHead) -> None:
-        """LogSettings: the level of this process's log, changed first where the call has settings."""
+        """LogSettings: the settings of this process's log, after changing those that the call has."""
         asked, told = tables.LOG_SETTINGS
         fields = await self._calls.read(exchange, call, asked)
         if fields["settings"]:
@@ -110,18 +110,18 @@ class ControlDialect:
         reply_with(exchange, told, {"settings": values})
 
     async def trace(self, exchange: Exchange, call: CallHead) -> None:
-        """TraceSetting."""
+        """TraceSetting: always refused."""
         raise CallRefused(
             StatusCode.UNIMPLEMENTED,
             "this server has no trace settings for its clients: it is traced by OpenTelemetry (tracing)",
         )
 
     async def register(self, exchange: Exchange, call: CallHead) -> None:
-        """SystemSharedMemoryRegister and CudaSharedMemoryRegister."""
+        """SystemSharedMemoryRegister and CudaSharedMemoryRegister: always refused."""
         raise CallRefused(StatusCode.UNIMPLEMENTED, _NO_SHARED_MEMORY)
 
     def _constant(self, name: str) -> Method:
-        """Answers with an empty message: no region is registered, before and after."""
+        """A method that answers with an empty message: no region is ever registered."""
         asked, told = tables.METHODS[f"/{SERVICE}/{name}"]
 
         async def answer(exchange: Exchange, call: CallHead) -> None:

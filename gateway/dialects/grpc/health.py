@@ -1,4 +1,4 @@
-"""grpc.health.v1: what Kubernetes' probes, load balancers and gRPC's own clients ask."""
+"""grpc.health.v1: the health checks of Kubernetes' probes, load balancers and gRPC's own clients."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _LOOK = 1.0
 
 @final
 class HealthDialect:
-    """Answers for the server, whose name is empty, and for v2's service, which has the same health."""
+    """Answers for the server, whose name is empty, and for v2's service. Both have the same health."""
 
     def __init__(self, calls: Calls, management: ManagementDialect) -> None:
         self._calls, self._management = calls, management
 
     def rows(self) -> list[Row]:
-        """Its methods, which answer whatever happens."""
+        """The two methods, which answer also during a drain and without memory."""
         return rows_of(_NAME, {"Check": self.check, "Watch": self.watch}, always=True, needs=Needs.NOTHING)
 
     async def check(self, exchange: Exchange, call: CallHead) -> None:
-        """Check: NOT_FOUND for a service that is not here."""
+        """Check: NOT_FOUND for an unknown service."""
         fields = await self._calls.read(exchange, call, _ASKED)
         status = self._status(fields["service"])
         if status == _UNKNOWN:
@@ -42,8 +42,8 @@ class HealthDialect:
         reply_with(exchange, _TOLD, {"status": status})
 
     async def watch(self, exchange: Exchange, call: CallHead) -> None:
-        """Watch: the status now, and then each time that it changes, to within a second; until the client leaves. A drain
-        ends it after it has said so."""
+        """Watch: sends the status now, and again within 1 s of each change. Ends when the client leaves, and once the server
+        drains, after the status of that moment."""
         fields = await self._calls.read(exchange, call, _ASKED)
         start_stream(exchange)
         told = -1

@@ -44,8 +44,8 @@ class InferMessages:
         self._writers: dict[str, tuple[ModelSignature, InferResponseWriter]] = {}
 
     async def read(self, exchange: Exchange | InnerCall, message: Buffer) -> InferCall:
-        """The request in a message, in a thread if the loop would feel it. What is made of it is paid for before. V2Error;
-        CallRefused for what is no such message; Overloaded."""
+        """Reads the request in a message, in a thread if that would block the loop. Its memory is paid for before. V2Error;
+        CallRefused if the message cannot be read; Overloaded."""
         reader = self._reader
         try:
             if len(message) <= SHORT:
@@ -61,15 +61,15 @@ class InferMessages:
             raise CallRefused.of(e) from None
 
     def names_of(self, message: Buffer) -> tuple[str, str, str]:
-        """The model, its version and the id that a request names which is to be refused; nothing where it cannot be read."""
+        """The model, version and id that a refused request names; empty if the message cannot be read."""
         try:
             return read_names(message, self.tensors.bounds)
         except ProtobufError:
             return "", "", ""
 
     def model_of(self, exchange: Exchange, call: InferCall) -> Worker:
-        """The model that a request names: of tensors, or one that can answer as a model of text. NotFound, BadRequest,
-        Unavailable, V2Error for a request that it cannot have."""
+        """The model that a request names: a tensor model, or one that can answer as a text model. NotFound, BadRequest,
+        Unavailable; V2Error for a request that does not fit the model."""
         worker = self.tensors.worker(exchange, call.model_name, call.model_version)
         self.tensors.bounds_of(worker).check_sequence(call.request.parameters)
         if worker.spec.family is not _TENSOR:
@@ -81,7 +81,7 @@ class InferMessages:
         return worker
 
     def writer_of(self, worker: Worker) -> InferResponseWriter:
-        """What writes the model's answers."""
+        """The writer of the model's answers."""
         signature = self.tensors.codec_of(worker).signature
         known = self._writers.get(worker.name)
         if known is None or known[0] is not signature:
@@ -98,8 +98,8 @@ class InferMessages:
         id: str,
         parameters: Parameters,
     ) -> list[Buffer]:
-        """The ModelInferResponse with these outputs, of so many elements, in a thread where the loop would feel it. V2Error;
-        Overloaded."""
+        """Writes the ModelInferResponse with these outputs, of `size` elements in all, in a thread if that would block the
+        loop. V2Error; Overloaded."""
         writer = self.writer_of(worker)
         if size <= SHORT:
             return writer.render(outputs, call.request, id, parameters)
@@ -161,7 +161,7 @@ class ModelInferDialect:
         reply(exchange, buffers)
 
     async def _text(self, exchange: Exchange, worker: Worker, asked: InferCall, within: Timeout | None) -> None:
-        """A model of text answers with all of its text."""
+        """Calls a text model and answers with its whole text."""
         messages = self._messages
         try:
             call = await read_text(exchange, asked, worker, messages.tensors)

@@ -1,4 +1,4 @@
-"""What gRPC's clients ask of servers and models before they infer: health, metadata, configuration."""
+"""The gRPC methods that clients call before they infer: health, metadata and configuration."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from protocols.grpc.protobuf import MessageType
 
 @final
 class ServerDialect:
-    """Tells tritonclient, KServe's client and perf_analyzer what there is."""
+    """Describes the server and its models to tritonclient, KServe's client and perf_analyzer."""
 
     def __init__(self, calls: Calls, tensors: V2Calls, management: ManagementDialect, *, name: str, version: str) -> None:
         self._calls, self._tensors, self._management = calls, tensors, management
         self._metadata = msgspec.json.decode(v2.server_metadata(name, version))
 
     def rows(self) -> list[Row]:
-        """Its methods, of which those of health answer whatever happens."""
+        """The methods. Those of health answer also during a drain and without memory."""
         return [
             *rows_of(SERVICE, {"ServerLive": self.live, "ServerReady": self.ready}, always=True, needs=Needs.NOTHING),
             *rows_of(SERVICE, {"ModelReady": self.model_ready}, always=True, needs=Needs.MODEL_READY),
@@ -47,13 +47,13 @@ class ServerDialect:
         reply_with(exchange, told, {"live": True})
 
     async def ready(self, exchange: Exchange, call: CallHead) -> None:
-        """ServerReady: false while a model that is required does not answer and from the first moment of a drain."""
+        """ServerReady: false while a required model does not answer, and from the first moment of a drain."""
         asked, told = tables.SERVER_READY
         await self._calls.read(exchange, call, asked)
         reply_with(exchange, told, {"ready": not self._management.unready})
 
     async def model_ready(self, exchange: Exchange, call: CallHead) -> None:
-        """ModelReady: false for a model that is not there, too."""
+        """ModelReady: false also for an unknown model."""
         asked, told = tables.MODEL_READY
         fields = await self._calls.read(exchange, call, asked)
         try:
@@ -78,7 +78,7 @@ class ServerDialect:
         reply_with(exchange, told, fitting(told, msgspec.json.decode(metadata)))
 
     async def config(self, exchange: Exchange, call: CallHead) -> None:
-        """ModelConfig: what Triton's clients ask before they measure."""
+        """ModelConfig: read by Triton's clients before they measure."""
         asked, told = tables.MODEL_CONFIG
         fields = await self._calls.read(exchange, call, asked)
         worker = self._tensors.worker(exchange, fields["name"], fields["version"])
@@ -87,7 +87,8 @@ class ServerDialect:
 
 
 def fitting(kind: MessageType, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message can say of an object in JSON: the members that it has, the words of a datatype as their numbers."""
+    """The fields of a message of that kind from an object in JSON. Members that the kind lacks are left out, and names of
+    datatypes become numbers."""
     found: dict[str, Any] = {}
     for field in kind.fields.values():
         value = values.get(field.name)

@@ -1,4 +1,4 @@
-"""An error as gRPC says it: its status code, alone or after what was said before."""
+"""Errors in gRPC's form: a status code, alone or after the messages that were sent before."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _OF_STATUS = {
     507: StatusCode.RESOURCE_EXHAUSTED,
 }
 _HEAD = answer_head()
-_FAILED = 424  # what a ModelError says that names no status of its own
+_FAILED = 424  # the default status of a ModelError
 
 
 @final
 class CallRefused(GatewayError):
-    """A call with an error that has a code of its own in gRPC."""
+    """An error of a call that has its own gRPC status code."""
 
     def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(message)
@@ -51,21 +51,21 @@ class CallRefused(GatewayError):
 
     @classmethod
     def of(cls, error: GRPCError | ProtobufError) -> CallRefused:
-        """What a machine of gRPC's found wrong."""
+        """The refusal for an error that `protocols.grpc` raised."""
         if isinstance(error, GRPCError):
             return cls(error.code, error.message)
         return cls(StatusCode.INTERNAL, f"the message cannot be read: {error}")
 
 
 def code_of(error: GatewayError) -> StatusCode:
-    """The code of an error: that of Triton's, or else of statuscodes.md."""
+    """The code of an error: Triton's if it has one, otherwise that of gRPC's statuscodes.md."""
     match error:
         case CallRefused():
             return error.grpc_code
         case DeadlineExceeded() | SlowUpload():
             return StatusCode.DEADLINE_EXCEEDED
         case WorkerLost():
-            return StatusCode.INTERNAL  # clients retry UNAVAILABLE by themselves, and this call may have been the reason
+            return StatusCode.INTERNAL  # clients retry UNAVAILABLE, and this call may be why the worker died
         case Overloaded() | OthersWait() | Unavailable() | Drained() | SlowReader():
             return StatusCode.UNAVAILABLE
         case NoSuchPath() | MethodNotAllowed() | UnsupportedEncoding() | UpgradeRequired():
@@ -82,8 +82,8 @@ def code_of(error: GatewayError) -> StatusCode:
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before any message: one head, which clients may retry by (gRFC A6). A wire that may drop
-    trailers has it in its head, where people see it."""
+    """Answers an error before any message: one head, after which clients may retry (gRFC A6). Over HTTP/1.1, where trailers
+    may be lost, the status is in the head, where people see it too."""
     code = exchange.own_status = code_of(error)
     if exchange.wire.name == "http/2":
         exchange.outbound.respond(200, _HEAD, ending=error.ending, trailers=trailers(code, error.message))
@@ -92,7 +92,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
 
 
 def fail(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error, whatever was said before."""
+    """Answers an error, before or after the head."""
     if exchange.outbound.status:
         exchange.own_status = code_of(error)
         exchange.outbound.finish(error.ending, trailers=trailers(code_of(error), error.message))

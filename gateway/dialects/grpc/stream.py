@@ -1,13 +1,13 @@
-"""ModelStreamInfer: many requests of many models in one call, each with its own slot and ending, answered as they go.
+"""ModelStreamInfer: many requests to many models in one call, each with its own slot and ending.
 
-One of its tasks leads, as one does of the server's (`gateway.core.runner`): it reads one message after the other, each as a
-request, and calls the model itself. A request that waits keeps its task, and another one leads. Requests of models with one
-response are answered, or refused, in the order in which they came; those of decoupled models as their models speak. All
-share one answer: who has something to say waits for the others to have said theirs, and then for room in the window of the
-stream, so that a client that does not read stops each of its models. At most `v2.stream_requests` are under way; the
-client's window closes behind them.
+One of the call's tasks leads, as one of the server's does (`gateway.core.runner`): it reads one message after the other,
+each a request, and calls the model itself. If a request waits, it keeps its task, and another task leads. Requests to models
+with one response are answered, or refused, in the order in which they came; those to decoupled models as their models send.
 
-What is wrong with one request is a message of the stream, which goes on; what cannot be read as a message ends it.
+All requests share one answer. Each waits for its turn to write, and then for room in the stream's window: a client that does
+not read stops all its models. At most `v2.stream_requests` requests are under way; the client's window closes behind them.
+
+An invalid request is answered by an error message, and the stream goes on. Bytes that are no message end the stream.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from protocols.v2.tensors import NO_PARAMETERS, V2Error, V2Tensor
 
 _TENSOR = Family.TENSOR
 _AS_STATUS = b"triton_grpc_error"
-_Names: TypeAlias = tuple[str, str, str]  # what a refusal names: model, version and id
+_Names: TypeAlias = tuple[str, str, str]  # the model, version and id that a refusal names
 
 
 @final
@@ -56,7 +56,7 @@ class ModelStreamDialect:
     """Answers ModelStreamInfer."""
 
     def __init__(self, calls: Calls, messages: InferMessages, at_once: int) -> None:
-        """`at_once` requests of one stream may be under way."""
+        """At most `at_once` requests of one stream are under way."""
         self._calls, self._messages, self._at_once = calls, messages, at_once
 
     def rows(self) -> list[Row]:
@@ -64,9 +64,9 @@ class ModelStreamDialect:
         return rows_of(SERVICE, {"ModelStreamInfer": self.stream})
 
     async def stream(self, exchange: Exchange, call: CallHead) -> None:
-        """/inference.GRPCInferenceService/ModelStreamInfer. Over when the client sends no more and all is answered; when it
-        leaves, all of its models are cancelled at once. With the metadata `triton_grpc_error: true` the first error of a
-        request ends the stream with its status."""
+        """/inference.GRPCInferenceService/ModelStreamInfer. Ends when the client sends no more and all is answered. If the
+        client leaves, all of its models are cancelled at once. With the metadata `triton_grpc_error: true`, the first
+        request that fails ends the stream with its status."""
         self._calls.begin(exchange, call)
         stream = _Stream(exchange, call, self._calls.limit, self._messages, self._at_once)
         await stream.serve()
@@ -75,7 +75,7 @@ class ModelStreamDialect:
 
 @final
 class _Answered:
-    """The end of a request's answer, for which the one that is to be answered next waits."""
+    """The end of a request's answer: the next request in order waits for it."""
 
     __slots__ = ("_event", "over")
 
@@ -84,13 +84,13 @@ class _Answered:
         self._event: trio.Event | None = None
 
     async def wait(self) -> None:
-        """Returns when it is."""
+        """Returns once the answer has ended."""
         if not self.over:
             self._event = trio.Event()
             await self._event.wait()
 
     def set(self) -> None:
-        """It is."""
+        """Called when the answer has ended."""
         self.over = True
         if self._event is not None:
             self._event.set()
@@ -101,29 +101,29 @@ _NOW = _Answered(over=True)
 
 @final
 class _Request:
-    """One of the stream's requests that are under way."""
+    """One of the stream's requests under way."""
 
     __slots__ = ("after", "arrived", "asked", "before", "buffers", "error", "inner", "names", "within", "worker")
 
     def __init__(self, inner: InnerCall, arrived: int) -> None:
         self.inner, self.arrived = inner, arrived
         self.before = self.after = _NOW
-        """The end that it waits for before it is answered, and its own: of requests that are answered in order."""
+        """For requests that are answered in order: the end that this one waits for, and its own end."""
         self.asked: InferCall
-        """Its message as it was read: not set for one that is refused."""
+        """The message as it was read; not set if the request is refused."""
         self.worker: Worker | None = None
         self.within: Timeout | None = None
         self.names: _Names | None = None
-        """As they are to be said, where `asked` does not say them."""
+        """The names that the answer repeats; None: those of `asked`."""
         self.error: GatewayError | None = None
-        """Its ending, if that is none of the good ones."""
+        """The error that the request ends with; None if it has not failed."""
         self.buffers: Sequence[Buffer] = ()
-        """Its answer, where it has one."""
+        """The rest of the answer; empty if there is none."""
 
 
 @final
 class _Task:
-    """One of the stream's tasks, the request that it has, and the scope around that."""
+    """One of the stream's tasks, its request, and the scope around the request."""
 
     __slots__ = ("cancel_status", "context", "leads", "request", "scope", "task")
 
@@ -135,7 +135,7 @@ class _Task:
         self.cancel_status: object
 
     def tidy(self) -> None:
-        """A model has returned: it is not used again where that has left a scope open."""
+        """Called after a model has returned: if the model left a scope open, the task is not used again."""
         if scope_of(self.task) is not self.cancel_status:
             close_left_open(self.task, self.cancel_status)
             self.leads = False
@@ -143,7 +143,7 @@ class _Task:
 
 @final
 class _Stream:
-    """One such call."""
+    """One call of ModelStreamInfer."""
 
     def __init__(self, exchange: Exchange, call: CallHead, limit: int, messages: InferMessages, at_once: int) -> None:
         self._exchange, self._messages = exchange, messages
@@ -153,7 +153,7 @@ class _Stream:
         self._places = trio.Semaphore(at_once, max_value=at_once)
         self._followers: list[_Task] = []
         self._speaking = trio.Lock()
-        self._answered = _NOW  # what is before the next request, of those that are answered in order
+        self._answered = _NOW  # the end of the last request that is answered in order
         self._ended = False  # the client sends no more
         self._error: Exception | None = None
         self._nursery: trio.Nursery
@@ -178,16 +178,16 @@ class _Stream:
                 del error  # it knows this frame
 
     def _stop(self, error: Exception) -> None:
-        """The stream ends with this, and with it all that is under way."""
+        """Ends the stream with this error, and cancels all requests under way."""
         if self._error is None:
             self._error = error
         self._nursery.cancel_scope.cancel()
 
-    # -- who leads -----------------------------------------------------------------------------------------------------
+    # -- leading -------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Leads, and then again whenever it is promoted. A scope is used until a request is cancelled: that is answered
-        outside of it."""
+        """Leads, and again whenever the task is promoted. A scope serves until a request in it is cancelled: that request is
+        answered outside of the scope."""
         me = _Task()
         try:
             while me.leads:
@@ -206,14 +206,14 @@ class _Stream:
                 self._over(me)
 
     async def _lead(self, me: _Task) -> None:
-        """Does what one message after the other asks for, until that waits: then another task leads, and this one follows.
-        Returns where it is not needed any more, or a request has used up its scope."""
+        """Serves one request after the other. If a request waits, another task leads, and this one follows after it. Returns
+        when the task is no longer needed, or a request has cancelled the scope."""
         while True:
             request = me.request = await self._next(me.scope)
             if request is None:
                 return self._end(me)
             inner = request.inner
-            context, waited = me.context.copy(), False  # what one model sets is not another's
+            context, waited = me.context.copy(), False  # so that no model sees the context variables of another
             try:
                 trap = context.run((work := self._serve(me, request)).send, None)
             except StopIteration:
@@ -228,7 +228,7 @@ class _Stream:
                     me.task.context = me.context
                     del trap
             finally:
-                del work, context, request  # which the task may outlive
+                del work, context, request  # the task may outlive them
                 me.tidy()
             if answered := not inner.cancelled:
                 self._over(me)
@@ -248,7 +248,7 @@ class _Stream:
             self._nursery.start_soon(self._run)
 
     async def _follow(self, me: _Task) -> None:
-        """Waits until it is promoted, or is not needed: then it does not lead any more."""
+        """Waits until the task is promoted or no longer needed; in the second case `leads` is False."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self._followers.remove(me)
@@ -261,7 +261,7 @@ class _Stream:
             await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _end(self, me: _Task) -> None:
-        """The client sends no more: nobody leads."""
+        """Releases all followers: the client sends no more, so no task leads."""
         self._ended = True
         for follower in (me, *self._followers):
             follower.leads = False
@@ -274,7 +274,7 @@ class _Stream:
     async def _next(self, scope: trio.CancelScope) -> _Request | None:
         """The request in the next message, or its refusal; None where there are no more."""
         turn, places, messages = self._turn, self._places, self._messages
-        if turn.left <= SENT or turn.over():  # not inside of a request: another task would lead then
+        if turn.left <= SENT or turn.over():  # here, as inside a request another task would be promoted
             await turn.renew()
         if places.value:
             places.acquire_nowait()
@@ -283,7 +283,7 @@ class _Stream:
         message = await self._incoming.next()
         if message is None:
             return None
-        self._incoming.taken()  # it is paid for by its call from now on
+        self._incoming.taken()  # from now on its call pays for it
         inner = InnerCall(self._exchange, self._incoming.count, len(message), scope)
         request = _Request(inner, perf_counter_ns())
         try:
@@ -293,10 +293,10 @@ class _Stream:
                 request.within = schedule(inner, asked.request.parameters)
         except (GatewayError, V2Error) as e:
             request.error, request.worker = error_of(e) if isinstance(e, V2Error) else e, None
-            if isinstance(e, CallRefused):  # what follows cannot be trusted
+            if isinstance(e, CallRefused):  # the messages after it cannot be trusted
                 inner.close()
                 raise
-            # its client may know by the order alone which one it was
+            # Its answer keeps its place: its client may match answers by order alone.
             request.names = messages.names_of(message)
         except BaseException:
             inner.close()
@@ -308,7 +308,7 @@ class _Stream:
         return request
 
     async def _serve(self, me: _Task, request: _Request) -> None:
-        """Calls the model of a request and answers it; where it has used up its scope, that is left to others."""
+        """Calls the model of a request and answers it. If the request's scope is cancelled, `_run` answers it."""
         worker, inner = request.worker, request.inner
         try:
             if worker is not None:
@@ -329,11 +329,11 @@ class _Stream:
             self._stop(e)
 
     async def _answer(self, request: _Request) -> None:
-        """Says what is left to be said, when it is its turn."""
+        """Sends the rest of the answer, or the error, when it is the request's turn."""
         error, before = request.error, request.before
         try:
             if not before.over:
-                if error is None:  # it waits in memory, in the place of what was made of its request
+                if error is None:  # the answer waits in memory, and the objects of the request are gone
                     request.inner.making(sum(map(len, request.buffers)))
                 await before.wait()
             if error is None:
@@ -359,7 +359,7 @@ class _Stream:
     # -- models --------------------------------------------------------------------------------------------------------
 
     async def _one(self, request: _Request, worker: Worker) -> None:
-        """The one response of a model."""
+        """Calls a model that gives one response."""
         inner, asked = request.inner, request.asked
         slot, unary, response = await one_response(self._exchange, inner, worker, asked.request, request.within)
         try:
@@ -371,7 +371,7 @@ class _Stream:
         slot.answered(request.arrived, batch, asked.request.copied)
 
     async def _decoupled(self, request: _Request, worker: Worker) -> None:
-        """Any number of responses, each of which is said when its model sends it."""
+        """Calls a model that gives any number of responses, and sends each at once."""
         inner, asked = request.inner, request.asked
         with await slot_within(inner, worker, request.within):
             channel = _Responses(self._exchange, partial(self._send, asked, worker), asked)
@@ -382,7 +382,7 @@ class _Stream:
             request.buffers = self._end_of(asked, worker)
 
     async def _text(self, request: _Request, worker: Worker) -> None:
-        """A model of text: a response for each of its tokens, or one with all of its text."""
+        """Calls a text model: a response for each token, or one with the whole text."""
         inner, asked = request.inner, request.asked
         try:
             call = await read_text(inner, asked, worker, self._messages.tensors)
@@ -409,7 +409,7 @@ class _Stream:
         return frame(self._messages.writer_of(worker).render_streamed([output_of(text)], asked.request, final=final))
 
     def _end_of(self, asked: InferCall, worker: Worker) -> Sequence[Buffer]:
-        """The end of a request with any number of responses."""
+        """The message that ends a request with any number of responses."""
         return frame((self._messages.writer_of(worker).render_end(asked.request),))
 
     async def _send(self, asked: InferCall, worker: Worker, response: InferResponse) -> None:
@@ -419,7 +419,7 @@ class _Stream:
     async def _rendered(
         self, asked: InferCall, worker: Worker, response: InferResponse, outputs: list[V2Tensor], size: int, *, final: bool
     ) -> Sequence[Buffer]:
-        """A response as a message, which no model changes any more."""
+        """A response as a message. The model can no longer change its bytes."""
         parameters = dict(response.parameters) if response.parameters else NO_PARAMETERS
         render = self._messages.writer_of(worker).render_streamed
         try:
@@ -432,15 +432,15 @@ class _Stream:
         framed = frame(buffers)
         return framed if len(framed) == 1 else await fixed(framed)
 
-    # -- what is said --------------------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------------------
 
     async def _say(self, buffers: Sequence[Buffer]) -> None:
-        """Sends a message when it has its turn and there is room for it."""
+        """Sends a message; waits for its turn and for room."""
         if not self._try_say(buffers):
             await self._speak(sum(map(len, buffers)), lambda: buffers)
 
     def _try_say(self, buffers: Sequence[Buffer]) -> bool:
-        """Sends a message, if its turn is now and there is room for it."""
+        """Sends a message if no other one waits and there is room. False if it is not sent."""
         n = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         if self._speaking.locked() or not self._exchange.outbound.try_room(n):
             return False
@@ -461,7 +461,7 @@ class _Stream:
         outbound.push(*buffers)
 
     async def _say_error(self, names: _Names, error: GatewayError) -> None:
-        """Tells that a request, which has named these, has failed, and goes on; or ends the stream, where that is wanted."""
+        """Sends the error of the request with these names, or ends the stream with it if the client has asked for that."""
         if self._as_status:
             self._stop(error)
             return
@@ -471,7 +471,7 @@ class _Stream:
 
 @final
 class _Responses:
-    """One request in; responses out."""
+    """The channel of a decoupled model: one request in, responses out."""
 
     complete = False  # a model of tensors says by its return that there is no more
 
@@ -496,12 +496,13 @@ class _Responses:
 
 
 def _names(asked: InferCall) -> _Names:
-    """As `InferMessages.names_of`."""
+    """The names of a request, in the form of `InferMessages.names_of`."""
     return asked.model_name, asked.model_version, asked.request.id
 
 
 def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a stream ends of: its cancellation, whatever came with that, else an error of those that came together."""
+    """The exception that the stream ends with: whatever is not an Exception, such as its cancellation; otherwise one of the
+    errors that came together."""
     failed, others = group.split(Exception)
     if failed is None or others is not None:
         return others or group

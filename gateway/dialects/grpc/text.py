@@ -1,9 +1,9 @@
-"""Models of text as gRPC's clients of Triton's LLM backends ask for them: `text_input` in, `text_output` out.
+"""Text models for gRPC's clients of Triton's LLM backends: `text_input` in, `text_output` out.
 
-A request has an element of BYTES as `text_input`. Its other inputs are parameters by their names, of one element or a list
-of them, beside those of the request; `sampling_parameters` is a JSON object of more, as vLLM's backend has it. Two say how
-the answer comes: `stream` (BOOL), a response for each token, and `exclude_input_in_output` (BOOL), of which false puts the
-prompt before an answer that is not streamed.
+A request has one element of BYTES as `text_input`. Its other inputs are parameters by name, of one element or a list,
+beside the request's own parameters. `sampling_parameters` is a JSON object of more parameters, as in vLLM's backend. Two
+inputs choose the form of the answer, both BOOL: `stream`, a response for each token; and `exclude_input_in_output`: false
+puts the prompt before an answer that is not streamed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from protocols.v2.generate import read_object
 from protocols.v2.tensors import BytesData, V2Error, V2Tensor, show
 
 _STREAM, _WITHOUT_PROMPT = "stream", "exclude_input_in_output"
-_NUMBER = 40  # characters of a number that is written as a string, at most
+_NUMBER = 40  # characters of the longest string that is read as a number
 
 
 class TextCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a model of text, and how its answer is to come."""
+    """A request to a text model, and the form of its answer."""
 
     asked: TextAsked
     streams: bool
-    """A response for each token."""
+    """True if each token is a response."""
     with_prompt: bool
+    """True if the prompt comes before an answer that is not streamed."""
 
 
 async def read_text(caller: Exchange | InnerCall, call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
-    """The call's request, whose objects are paid for. V2Error, which names the input, for one that the model cannot have;
+    """Reads the call's request, whose objects are paid for before. V2Error, which names the input, for an invalid one;
     Overloaded."""
     arrays, most = [tensor.array for tensor in call.request.inputs], calls.bounds.text
     size = sum(len(array.data) if type(array) is BytesData else array.nbytes for array in arrays)
@@ -83,7 +84,7 @@ def _read(call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
 
 
 def _value_of(tensor: V2Tensor) -> Any:
-    """An input as a parameter: its one element, or a list of them."""
+    """An input as a parameter: its only element, or the list of its elements."""
     array = tensor.array.array() if type(tensor.array) is BytesData else tensor.array
     values = array.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
@@ -95,7 +96,7 @@ def _value_of(tensor: V2Tensor) -> Any:
 
 
 def _sampling(text: Any, calls: V2Calls) -> Mapping[str, Any]:
-    """The members of `sampling_parameters`. vLLM's clients write numbers as strings, too."""
+    """The members of `sampling_parameters`. Numbers may be strings, as vLLM's clients write them."""
     if text == "":
         return {}
     what = "input 'sampling_parameters'"
@@ -115,12 +116,12 @@ def _number(value: Any) -> Any:
 
 
 def text_of(call: TextCall, text: bytes) -> bytes:
-    """All of an answer that is not streamed, whose tokens are this text."""
+    """The whole text of an answer that is not streamed and whose tokens make up `text`."""
     return utf8(call.asked.prompt.text) + text if call.with_prompt else text
 
 
 def output_of(text: bytes) -> V2Tensor:
-    """The output of a response, with all of the text, or a token's."""
+    """The output of a response: the whole text, or that of one token."""
     element = np.empty(1, object)
     element[0] = text
     return V2Tensor(name="text_output", datatype="BYTES", array=element)

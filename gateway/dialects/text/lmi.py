@@ -1,4 +1,4 @@
-"""LMI text generation at /invocations and /predictions/{model}: the rolling batch, TGI's form, and the way to all others."""
+"""LMI text generation at /invocations and /predictions/{model}: the rolling batch and TGI's form; passes on all others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LMIDialect:
         self._dynamic = DynamicDialect(calls)
 
     def rows(self) -> list[Row]:
-        """The route of its own: SageMaker's hand over what is for models of text."""
+        """The one route. SageMaker's routes call `generate` for text models."""
         return [Row("POST", "/predictions/{name}", self.predictions, dialect="lmi", refuse=refuse_as_lmi)]
 
     async def predictions(self, exchange: Exchange, name: str) -> None:
@@ -70,12 +70,12 @@ class LMIDialect:
         worker = self._models.named(exchange.permit, name, Family.TEXT, "lmi")
         exchange.model = worker.name
         self.take(exchange, worker)
-        worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here tells the words
+        worker.check_ready(exchange, room=not exchange.input_ended)  # a body that is here chooses the error's form
         body = await receive_body(exchange, min(limits.text_json, limits.body), setting="limits.text_json")
         await self.generate(exchange, worker, body)
 
     def take(self, exchange: Exchange, worker: Worker) -> None:
-        """What goes wrong before the answer is said in the words of the model's form."""
+        """Marks the exchange as LMI's: an error before the answer has TGI's form if the model does, otherwise LMI's."""
         exchange.claim("lmi", refuse_as_tgi if self._calls.options(worker).tgi_compat else refuse_as_lmi)
 
     async def generate(
@@ -86,8 +86,8 @@ class LMIDialect:
         wrapping: Wrapping | None = None,
         formatting: Formats | None = None,
     ) -> None:
-        """Answers a request of the schema, whatever its route. `wrapping` takes the answer in place of the exchange,
-        and then says the errors too. `formatting` is what formats the request, once it has begun."""
+        """Answers a request of the schema, whatever its route. `wrapping` takes the answer and the errors in place of the
+        exchange. `formatting`: the model's own formatters, once they have begun with this request."""
         if formatting is None and has_formatters(worker):
             await self._generate_formatted(exchange, worker, body, wrapping)
             return
@@ -107,7 +107,7 @@ class LMIDialect:
                     return
             request = await codec(len(body), partial(_parse, document, options))
             parameters = document.get("parameters")
-            del document  # with all that nobody asked for
+            del document  # with members that nothing reads
             if not own and not request.parameters.extra:
                 exchange.making(0)
             check_supported(worker, request, options)
@@ -117,10 +117,10 @@ class LMIDialect:
             body_of = lmi.dynamic_error_body(e.message, e.status) if dynamic else e.body(tgi=options.tgi_compat)
             answer.respond(e.status, [JSON, *lmi.response_headers()], body_of, ending=Ending.REFUSED)
             return
-        except WorkerLost:  # while its process was reading the request
+        except WorkerLost:  # the model's process died while it read the request
             if worker.successor is None:
                 raise
-        if formatting is not None and worker.successor is not None:  # it was replaced meanwhile: the new one reads it
+        if formatting is not None and worker.successor is not None:  # a new version has replaced the model
             await self._generate_formatted(exchange, worker, body, wrapping)
             return
         if formatting is not None and formatting.writes:
@@ -158,7 +158,7 @@ def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:
 
 @final
 class _TextChannel(OnePrompt):
-    """One prompt in; tokens out, each its own line or event, the first one carrying the head."""
+    """The channel of one prompt: each token is a line or an event of the answer, and the first one sends the head."""
 
     def __init__(
         self,
@@ -171,16 +171,15 @@ class _TextChannel(OnePrompt):
         super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters))
         self._request, self._answer, self._outbound = request, answer, exchange.outbound
         self.asks: Session[Any, Any] | None = None
-        """Who is asked, until it is known, how many tokens the prompt has: where the answer says it."""
+        """The session, which keeps the number of the prompt's tokens; None if the answer does not need it, or has it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
         self._line: Callable[[int, str, float | None], bytes] | None = None
-        """The encoder's own way with a token of which its line is all there is to say, once the head is out."""
+        """Makes the line of a plain token; None until the head is out."""
         self._reason = self._rest = ""
 
     def try_send(self, message: object, /) -> bool:
-        """`send` without its wait, for the most frequent message: a token in mid-stream of which its line is all there is to
-        say, and which `text` need not judge, as the encoder counts it too. False, and nothing is sent, where it has to wait,
-        or is another message."""
+        """Sends the most frequent message without waiting: a plain token in mid-stream. `text` need not judge it, as the
+        encoder counts tokens too. False, and nothing is sent, for any other message and if there is no room."""
         line = self._line
         if type(message) is not Token or line is None or message.finish is not None:
             return False
@@ -212,7 +211,7 @@ class _TextChannel(OnePrompt):
         else:
             await self._answer.wait_room(self._size(message))
         by = self._line is not None and not text.judges
-        if by:  # as others may have gone by `try_send`
+        if by:  # tokens before it may have been sent by `try_send`
             text.went_by(self._encoder.generated_tokens)
         message = text.take(message)
         try:
@@ -242,13 +241,13 @@ class _TextChannel(OnePrompt):
             self._end()
 
     def _size(self, token: Token) -> int:
-        """About the bytes that it makes now."""
+        """About the bytes that the token adds to the answer now."""
         if not self._encoder.streaming:
             return 0
         return self.text.held(token.sequence) + len(token.text) + len(token.data) + LINE * (1 + len(token.top))
 
     def _end(self) -> None:
-        """The last token is sent."""
+        """Ends a streamed answer after its last token."""
         if self._encoder.streaming:
             self._answer.finish()
 
@@ -275,7 +274,7 @@ class _TextChannel(OnePrompt):
             self._line = self._encoder.line
 
     def finish(self) -> None:
-        """The model has returned: the document, or the last line where it is not out yet."""
+        """Ends the answer after the model has returned: writes the document, or the last line if it is not out yet."""
         exchange, answer, encoder = self._exchange, self._answer, self._encoder
         if exchange.outbound.finishing is not None:
             return
@@ -295,7 +294,7 @@ class _TextChannel(OnePrompt):
             answer.respond(200, [JSON, *lmi.response_headers(), *reply_headers(exchange)], line)
 
     def fail(self, error: GatewayError) -> None:
-        """Before the head: an HTTP status. In mid-stream: the schema's last line, then a whole end of the body."""
+        """Answers an HTTP status before the head. After it, writes the schema's last line and ends the body whole."""
         if self._outbound.status:
             self._outbound.push(self.error_line(error))
             self._outbound.finish(error.ending)

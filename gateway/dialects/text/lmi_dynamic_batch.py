@@ -1,4 +1,4 @@
-"""LMI's dynamic batch: several prompts in one request, generated side by side, one text for each in the answer."""
+"""LMI's dynamic batch: several prompts in one request, generated side by side, with one text for each in the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.workers.worker import Worker
 from models.messages import Family, Finish, Prompt, Token
 from protocols import lmi
 
-_PATIENCE = 2  # checkpoints in which the other prompts may bring a token for a line that has begun
+_PATIENCE = 2  # checkpoints for which a begun line waits for the tokens of the other prompts
 
 
 @final
@@ -41,8 +41,8 @@ class DynamicDialect:
         options: LMIConfig,
         wrapping: Wrapping | None,
     ) -> None:
-        """Answers the request that a document is, which came as `size` bytes. The prompts are generated at once,
-        within one slot."""
+        """Answers the request in a document, which came as `size` bytes. The prompts are generated side by side, within one
+        slot."""
         answer = wrapping or exchange.outbound
         try:
             read = partial(
@@ -79,12 +79,12 @@ class _Batch:
     ) -> None:
         self.exchange, self.request, self.answer = exchange, request, answer
         self.encoder = lmi.DynamicEncoder(request, streaming=options.enable_streaming, max_text=options.max_text)
-        self._sending = trio.Lock()  # one of them waits for room at a time
+        self._sending = trio.Lock()  # one prompt waits for room at a time
         self._begun = Doorbell()
         self._lines = 0
 
     async def run(self, worker: Worker) -> None:
-        """Runs the model for each prompt. The first failure is the answer's, and stops the others."""
+        """Calls the model for each prompt, side by side. The first failure stops the others and is raised."""
         exchange = self.exchange
         try:
             async with trio.open_nursery() as around:
@@ -104,7 +104,7 @@ class _Batch:
         await channel.end()
 
     async def put(self, make: Any, *arguments: Any, size: int = 0) -> bool:
-        """Sends what the encoder makes, once there is room for so much. False where it makes nothing."""
+        """Sends the bytes that `make` returns, once there is room for `size`. False if it returns none."""
         streaming = self.encoder.streaming
         async with self._sending:
             await self.answer.wait_room(size + LINE if streaming else 0)
@@ -119,12 +119,12 @@ class _Batch:
             return bool(line)
 
     def begun(self) -> None:
-        """There is a token on a line that others are still to complete."""
+        """Called when a line has a token, and others are still to complete it."""
         self._begun.ring()
 
     async def _complete_lines(self) -> None:
-        """Sends the tokens of a line whose other prompts have none ready, so that nobody waits for the slowest: who has one
-        is before this in the queue for the lock."""
+        """Sends a line that other prompts do not complete soon, so that no prompt waits for the slowest. A prompt with a
+        token ready is before this task in the queue for the lock."""
         while True:
             await self._begun.wait()
             line = self._lines
@@ -135,7 +135,7 @@ class _Batch:
     def _rest_of(self, line: int) -> bytes:
         if line == self._lines:
             return self.encoder.flush()
-        self._begun.ring()  # there may be another by now
+        self._begun.ring()  # another line may have begun by now
         return b""
 
     def _start(self) -> None:
@@ -144,7 +144,7 @@ class _Batch:
             self.answer.start(200, [*head, *reply_headers(self.exchange)])
 
     def finish(self) -> None:
-        """Every prompt has its end."""
+        """Ends the answer after every prompt has ended."""
         if self.exchange.outbound.finishing is not None:
             return
         rest = self.encoder.finish()
@@ -157,7 +157,7 @@ class _Batch:
             self.answer.respond(200, [JSON, *lmi.response_headers(), *reply_headers(self.exchange)], rest)
 
     def fail(self, error: GatewayError) -> None:
-        """Before the head an HTTP status; in mid-stream a last line, then a whole end of the body."""
+        """Answers an HTTP status before the head. After it, writes a last line and ends the body whole."""
         if self.exchange.outbound.status:
             self.exchange.outbound.push(self.error_line(error))
             self.exchange.outbound.finish(error.ending)
@@ -171,21 +171,21 @@ class _Batch:
 
 @final
 class _PromptChannel(OnePrompt):
-    """One of the prompts in; its tokens out, to where those of the others go."""
+    """The channel of one prompt of a batch; its tokens go into the answer that all share."""
 
     def __init__(self, batch: _Batch, worker: Worker, place: int, prompt: Prompt) -> None:
         super().__init__(batch.exchange, worker, prompt)
         self._batch, self._place = batch, place
 
     async def receive(self) -> Prompt:
-        await trio.lowlevel.checkpoint()  # of each, not a turn of them all: prompts in step share their lines
+        await trio.lowlevel.checkpoint()  # always one, not only when the turn is over: prompts in step share lines
         return self.take()
 
     async def send(self, message: Token | Finish, /) -> None:
         text, batch = self.text, self._batch
         if not text.passes(message):
             await text.drop()
-        elif type(message) is Finish or message.prefill:  # there is no place for prompts' tokens
+        elif type(message) is Finish or message.prefill:  # the answer has no tokens of prompts
             await trio.lowlevel.checkpoint()
             text.take(message)
         else:
@@ -200,7 +200,7 @@ class _PromptChannel(OnePrompt):
         return self._batch.encoder.token(self._place, taken.text, taken.finish is not None)
 
     async def end(self) -> None:
-        """The model has returned, or was stopped."""
+        """Ends the prompt's text after the model has returned or was stopped."""
         await self._batch.put(self._last_line)
 
     def _last_line(self) -> bytes:
@@ -208,7 +208,8 @@ class _PromptChannel(OnePrompt):
 
 
 def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a batch ends of: its cancellation, whatever its prompts raised on their way out, else the first failure."""
+    """The exception that the batch ends with: its cancellation if there is one, whatever its prompts raised then; otherwise
+    the first failure."""
     cancelled, failed = group.split(trio.Cancelled)
     if not isinstance(failed, ExceptionGroup | None):
         return group

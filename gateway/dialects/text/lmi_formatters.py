@@ -1,4 +1,4 @@
-"""LMI's routes of a model with formatters of its own, `@input_formatter` and `@output_formatter`."""
+"""LMI's routes for a model with its own formatters, `@input_formatter` and `@output_formatter`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from models.messages import Family, Finish, FinishReason, Prompt, Token, utf8
 from protocols import lmi
 from protocols.strict_json import cost_of
 
-_LEADING = 64  # bytes of white space before JSON, at most, where its cost is to be known
+_LEADING = 64  # bytes in which JSON must begin, so that its cost is counted before it is read
 
 
 class Formats(Protocol):
-    """A `Formatting` of one request, called here or in the process that runs the model."""
+    """The `Formatting` of one request, called here or in the process that runs the model."""
 
     @property
     def writes(self) -> bool:
@@ -37,7 +37,7 @@ class Formats(Protocol):
 
     @property
     def instance(self) -> Any:
-        """The process that the request has to run in; None: any, or this one."""
+        """The process that the request must run in; None: any, or this one."""
 
     def read(
         self, content: bytes, fields: Mapping[str, str], bounds: JSONBounds, name: str, options: Mapping[str, str], /
@@ -51,7 +51,7 @@ class Formats(Protocol):
         """See `Formatting.write`."""
 
     def forget(self) -> None:
-        """The request is over."""
+        """Called when the request is over."""
 
 
 @final
@@ -72,18 +72,18 @@ class _Here:
         return self._formatting.write(tokens)
 
     def forget(self) -> None:
-        """Nobody else knows of it."""
+        """Does nothing: no other process holds the formatting."""
 
 
 def has_formatters(worker: Worker) -> bool:
-    """True if the model has any of its own."""
+    """True if the model has a formatter of its own."""
     return worker.spec.input_formatter is not None or worker.spec.output_formatter is not None
 
 
 @contextmanager
 def formatting_of(exchange: Exchange, worker: Worker) -> Iterator[Formats]:
-    """What formats one request, for the length of the block. Unavailable where the model is not there, WorkerLost where none
-    of its processes is."""
+    """The formatting of one request, for the length of the block. Unavailable if the model takes no calls, WorkerLost if
+    none of its processes runs."""
     worker.check_ready(exchange, room=False)
     elsewhere, spec = worker.formatting, worker.spec
     formatting: Formats = (
@@ -100,8 +100,8 @@ def formatting_of(exchange: Exchange, worker: Worker) -> Iterator[Formats]:
 async def read_input(
     exchange: Exchange, worker: Worker, body: memoryview, limits: LimitsConfig, formatting: Formats
 ) -> dict[str, Any]:
-    """The request of the schema that the model's own formatter makes of a request, in a thread, which is left to itself when
-    the client leaves. ModelFailed, ModelCrashed; Overloaded where there is no memory for what it may make of it."""
+    """The request of the schema that the model's input formatter makes of a body. It runs in a thread, which is abandoned if
+    the client leaves. ModelFailed, ModelCrashed; Overloaded if the budget has no room for its objects."""
     bounds = JSONBounds(limits.json_depth, limits.json_containers, limits.json_values)
     cost = 0
     if bytes(body[:_LEADING]).lstrip()[:1] in (b"{", b"["):
@@ -111,7 +111,7 @@ async def read_input(
     def read() -> dict[str, Any]:
         return formatting.read(bytes(body), fields, bounds, worker.name, worker.spec.options)
 
-    exchange.making(len(body) + cost)  # it is copied there, and may be read
+    exchange.making(len(body) + cost)  # the body is copied, and the formatter may read its JSON
     try:
         return await worker.run_author_code(read)
     except BaseException as e:
@@ -119,7 +119,7 @@ async def read_input(
 
 
 def take_input(exchange: Exchange, worker: Worker, formatting: Formats, asked: TextInput) -> None:
-    """Has the output formatter see this request. ModelFailed where it cannot be told to where that is called."""
+    """Shows the request to the output formatter. ModelFailed if it cannot be sent to the process that runs the formatter."""
     try:
         formatting.take(asked)
     except ModelError as e:
@@ -128,7 +128,7 @@ def take_input(exchange: Exchange, worker: Worker, formatting: Formats, asked: T
 
 @final
 class FormattedAnswer:
-    """One prompt's answer in the words of its model."""
+    """The answer to one prompt, written by the model's output formatter."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class FormattedAnswer:
         await self._answer.wait_room(size)
 
     def put(self, piece: bytes) -> None:
-        """Sends what there is room for."""
+        """Sends a piece, for which there is room."""
         if piece:
             self._start()
             self._answer.push(piece)
@@ -188,13 +188,13 @@ class FormattedAnswer:
             refuse_as_lmi(self._exchange, error)
 
     def _error_line(self, error: GatewayError) -> bytes:
-        """On a line of its own, whatever the formatter writes."""
+        """The error on a line of its own, whatever form the formatter writes."""
         return b"\n%b\n" % lmi.error_body(error.message)
 
 
 @final
 class _FormattedChannel(OnePrompt):
-    """One prompt in; tokens out, each through the formatter."""
+    """The channel of one prompt: each token goes through the formatter."""
 
     def __init__(
         self,
@@ -208,9 +208,9 @@ class _FormattedChannel(OnePrompt):
         super().__init__(exchange, worker, prompt)
         self._answer, self._left = answer, max_text
         self.runs_in = runs_in
-        """The process of the model that its session has to run in; None: any."""
+        """The process of the model that the session must run in; None: any."""
         self._prefill: list[Token] = []  # tokens of the prompt that the formatter has not seen yet
-        self._over: dict[int, bool] = {}  # each sequence that has begun, and whether it has its end
+        self._over: dict[int, bool] = {}  # each sequence that has begun; True once it has ended
 
     async def send(self, message: Token | Finish, /) -> None:
         text = self.text
@@ -240,12 +240,12 @@ class _FormattedChannel(OnePrompt):
         self._answer.put(piece)
 
     async def _end(self, number: int, reason: FinishReason, rest: str, stop: str = "") -> None:
-        """A sequence is over whose last token did not say so: the formatter sees one more, which has only what was held
+        """Ends a sequence. If its last token had no `finish`, the formatter sees one more token, with the text that was held
         back."""
         if not self._over.get(number):
             await self._add(Token(text=rest, special=not rest, finish=reason, sequence=number, stop=stop))
 
     async def end(self) -> None:
-        """The model has returned, or was stopped."""
+        """Ends every sequence after the model has returned or was stopped."""
         for number in tuple(self._over) or (0,):
             await self._end(number, FinishReason.EOS_TOKEN, self.text.rest(number))

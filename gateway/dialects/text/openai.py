@@ -50,8 +50,7 @@ from models.session import Session
 from protocols import lmi, openai
 
 _ANY = ("", "tgi", "dummy")
-"""What a request calls its model that means whichever there is: clients that must name one say this (text-generation,
-huggingface_hub)."""
+"""Names of models that count as no name. Clients that must name a model send them (text-generation, huggingface_hub)."""
 _PROMPTS_NOT_COUNTED = (b"x-everywire-usage", b"completion-only")
 _FORMS = {form.value: form for form in openai.ChatForm if form is not openai.ChatForm.OPENAI}
 
@@ -68,7 +67,7 @@ class OpenAIDialect:
     # -- routes ------------------------------------------------------------------------------------------------------
 
     def rows(self) -> list[Row]:
-        """Its routes; every path below /v1 is OpenAI's."""
+        """The routes. Every path below /v1 is OpenAI's, and has its errors."""
         row = partial(Row, dialect="openai", refuse=refuse, under="/v1")
         return [
             row("POST", "/v1/chat/completions", self.chat_completions),
@@ -114,7 +113,7 @@ class OpenAIDialect:
         await _Answer(exchange, encoder, exchange.outbound, request).run(worker, prompts, request.n)
 
     async def models(self, exchange: Exchange) -> None:
-        """GET /v1/models: those that can answer here."""
+        """GET /v1/models: the models that can answer as text models."""
         seen = self._models.seen_by(exchange.permit).values()
         speakers = [w.name for w in seen if convertible(w.spec.family, Family.TEXT)]
         exchange.outbound.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
@@ -135,13 +134,13 @@ class OpenAIDialect:
         options: LMIConfig,
         wrapping: Wrapping | None = None,
     ) -> None:
-        """Answers a request that has `messages`, which came as `size` bytes. `wrapping` takes the answer in place of the
-        exchange, and then says the errors too."""
+        """Answers a request that has `messages`, which came as `size` bytes. `wrapping` takes the answer and the errors in
+        place of the exchange."""
         if wrapping is None and exchange.dialect != "openai":
             exchange.words = refuse
         answer = wrapping or exchange.outbound
         try:
-            # at OpenAI's own routes its own clients ask
+            # OpenAI's own routes always answer in its form; `output_formatter` holds at LMI's.
             form = openai.ChatForm.OPENAI if exchange.dialect == "openai" else _form_of(options)
             usual = form is openai.ChatForm.OPENAI
             most = self._models.config.openai.max_tokens if usual else lmi.Parameters().max_new_tokens
@@ -165,7 +164,7 @@ class OpenAIDialect:
         await shown.run(worker, [prompt], request.n)
 
     async def _document(self, exchange: Exchange) -> tuple[dict[str, Any], int]:
-        """The request's document, and how many bytes it was."""
+        """The request's document, and the size of its body in bytes."""
         limits = self._models.config.limits
         body = await receive_body(exchange, min(limits.text_json, limits.body), setting="limits.text_json")
         try:
@@ -174,7 +173,8 @@ class OpenAIDialect:
             raise BadRequest(e.message) from None
 
     def _worker(self, exchange: Exchange, document: dict[str, Any]) -> Worker:
-        """The model that the request means. OpenAIError, which names the member, where it is none that could answer."""
+        """The model that the request names, or the default. OpenAIError, which names the member, if it cannot answer;
+        NotFound for an unknown model."""
         name, permit = openai.model_of(document), exchange.permit
         try:
             if name in self._models.workers:
@@ -192,7 +192,7 @@ class OpenAIDialect:
 
 @final
 class _Answer:
-    """One request's choices, and how they leave."""
+    """The answer to one request: runs the model for its choices and sends them."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Answer:
             answer.in_band(self._error_event)
 
     async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
-        """Runs the model for one prompt after another, within one slot, and ends the answer."""
+        """Calls the model for one prompt after the other, within one slot, and ends the answer."""
         exchange, tells = self.exchange, self.encoder.tells_usage
         with await worker.slots.take(exchange):
             for place, prompt in enumerate(prompts):
@@ -232,19 +232,19 @@ class _Answer:
         self._finish()
 
     def reckon(self) -> None:
-        """The usage says what is known by now of the prompts' tokens."""
+        """Updates the usage by the counts of the prompts' tokens that are known now."""
         if (channel := self._asking) is not None:
             self._counts[-1] = channel.prompt_tokens
         known = [count for count in self._counts if count is not None]
-        # unknown unless the count of each prompt is known
+        # The sum is unknown unless each count is known.
         self.encoder.prompt_tokens = sum(known) if len(known) == len(self._counts) else 0
 
     async def room(self, size: int, others: int) -> None:
-        """Waits until a chunk with so much text, and with so many tokens beside its own, may leave."""
+        """Waits for room for a chunk with `size` bytes of text and `others` alternative tokens."""
         await self.answer.wait_room(size + 2 * LINE * (1 + others) if self.encoder.streaming else 0)
 
     def put(self, chunk: bytes) -> None:
-        """Sends what there is room for."""
+        """Sends a chunk, for which there is room."""
         if chunk:
             self._start()
             self.answer.push(chunk)
@@ -255,7 +255,7 @@ class _Answer:
             self.answer.start(200, [*head, *self._more_fields()])
 
     def _more_fields(self) -> list[tuple[bytes, bytes]]:
-        """More fields of the head; one says if the usage leaves the prompts out."""
+        """More fields of the head, one of them if the usage leaves the prompts' tokens out."""
         fields = reply_headers(self.exchange)
         if self.encoder.tells_usage:
             self.reckon()
@@ -280,7 +280,7 @@ class _Answer:
         self.answer.finish()
 
     def _fail(self, error: GatewayError) -> None:
-        """Before the head an HTTP status; in mid-stream an event that clients raise, then a whole end of the body."""
+        """Answers an HTTP status before the head. After it, writes an event that clients raise, and ends the body whole."""
         if self.exchange.outbound.status:
             self.exchange.outbound.push(self._error_event(error))
             self.exchange.outbound.finish(error.ending)
@@ -291,7 +291,7 @@ class _Answer:
         return self.encoder.error(self._error_of(error))
 
     def _error_of(self, error: GatewayError) -> openai.OpenAIError:
-        """The error in OpenAI's words, with the member of the request that the model blames."""
+        """The error in OpenAI's form, with the member of the request that the model blames."""
         said = _error_of(error)
         if isinstance(error, ModelFailed) and error.request_to_blame:
             named = self._given.get(error.message.partition(":")[0])
@@ -301,15 +301,15 @@ class _Answer:
 
 @final
 class _ChoicesChannel(OnePrompt):
-    """One prompt in; the tokens of its choices out."""
+    """The channel of one prompt: the tokens of its choices come out."""
 
     def __init__(self, answer: _Answer, worker: Worker, prompt: Prompt, place: int, n: int) -> None:
         super().__init__(answer.exchange, worker, prompt)
         self._answer, self._place, self._n = answer, place, n
         self.session: Session[Any, Any] | None = None
-        """Who knows how many tokens the prompt has, where a token says it."""
+        """The session, which keeps the number of the prompt's tokens once a token has reported it."""
         self.counter: Callable[[], Awaitable[int | None]] | None = None
-        """Counts the prompt's tokens; None: the answer does not tell them."""
+        """Counts the prompt's tokens; None if the answer has no usage, or once it was called."""
         self._prefilled = 0
         self._counted: int | None = None
         self._begun = [False] * n
@@ -343,7 +343,7 @@ class _ChoicesChannel(OnePrompt):
                 return
             self._begun[sequence] = True
             reason = None if message.finish is None else message.finish.value
-            # a token of no text that shows what others have held back has no bytes, which are not those of its text now
+            # A token that now shows text held back by earlier ones had no bytes of its own: its bytes are empty then.
             unchanged = type(said) is Token and message.text == said.text
             chunk = encoder.token(
                 message.id,
@@ -362,19 +362,20 @@ class _ChoicesChannel(OnePrompt):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """The number of the prompt's tokens: the model's own, else as many as it has reported, else its `count_tokens`."""
+        """The number of the prompt's tokens: the one that the model has set, otherwise that of the prompt tokens it has
+        sent, otherwise the result of its `count_tokens`; None if unknown."""
         said = None if self.session is None else self.session.prompt_tokens
         return said if said is not None else self._prefilled or self._counted
 
     async def count(self) -> None:
-        """Counts the prompt's tokens if the answer is to tell them and the model has not said them."""
+        """Counts the prompt's tokens, if the answer has usage and the model has not reported their number."""
         if (counter := self.counter) is not None:
             self.counter = None
             if self.prompt_tokens is None:
                 self._counted = await counter()
 
     async def _count_before(self, message: Token | Finish) -> None:
-        """The first chunk of a stream leaves with its head, which says whether the prompt is counted."""
+        """Counts the prompt's tokens before the first chunk, whose head shows whether the usage has them."""
         if message.prompt_tokens is None and not (isinstance(message, Token) and message.prefill):
             await self.count()
             self._answer.reckon()
@@ -385,11 +386,11 @@ class _ChoicesChannel(OnePrompt):
         self._answer.reckon()
 
     def _echoed(self, sequence: int) -> int:
-        """Characters of the prompt that the first chunk of a choice has before its own."""
+        """The number of the prompt's characters that a choice's first chunk has before its own text."""
         return len(self._prompt.text) if self._answer.echo and not self._begun[sequence] else 0
 
     def end(self) -> None:
-        """The model has returned, or was stopped."""
+        """Sends text that was held back, after the model has returned or was stopped."""
         answer = self._answer
         try:
             for sequence, text in self.text.rests():
@@ -399,7 +400,7 @@ class _ChoicesChannel(OnePrompt):
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before the head in OpenAI's words. No room is 429, which its clients try again."""
+    """Answers an error before the head in OpenAI's form. Overload is 429, as its clients retry that."""
     _refuse(exchange, error, _error_of(error))
 
 
@@ -417,7 +418,7 @@ def _error_of(error: GatewayError) -> openai.OpenAIError:
             return openai.OpenAIError(error.message, 404, "not_found_error", code="unknown_url")
         case Unauthenticated():
             return openai.OpenAIError(error.message, 401, code="invalid_api_key")
-        case NotPermitted(model=str(model)):  # as one that is not there
+        case NotPermitted(model=str(model)):  # like an unknown model
             return openai.OpenAIError.of_status(404, _unknown(model))
         case TooManyRequests():
             return openai.OpenAIError(error.message, 429, "rate_limit_error", code="rate_limit_exceeded")
@@ -436,20 +437,19 @@ def _too_long(error: openai.OpenAIError) -> ModelFailed:
 
 
 def _read_chat(document: dict[str, Any], max_tokens: int) -> tuple[openai.ChatRequest, list[ChatMessage]]:
-    """The request, and its messages as the model's template is given them."""
+    """The request, and its messages in the form that the model's template takes."""
     request = openai.parse_chat(document, max_tokens=max_tokens)
     return request, [ChatMessage(role=m.role, content=m.content, name=m.name) for m in request.messages]
 
 
 def _check_supported(worker: Worker, request: openai.ChatRequest | openai.CompletionRequest, options: LMIConfig) -> None:
-    """OpenAIError, which names the member, for a parameter that the model says it does not support."""
+    """Raises OpenAIError, which names the member, for a parameter that the model does not support."""
     if name := unsupported(worker, request.parameters, request.given, options):
         raise openai.OpenAIError(f"{name}: {not_supported(worker)}", param=name)
 
 
 def _within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:
-    """The request, whose number of tokens is within the ceiling. OpenAIError, which names the member, where it asks for
-    more."""
+    """The request with its number of tokens within the ceiling. OpenAIError, which names the member, if it asks for more."""
     try:
         return within_ceiling(worker, limits, request)
     except lmi.LMIError as e:

@@ -1,4 +1,4 @@
-"""What every call of a text model needs, whatever the schema: how it is served, its prompt, and what it can act on."""
+"""The parts that all schemas of text share: the model's options, its prompt, and the parameters that it supports."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ log = logging.getLogger("gateway.dialects")
 Asked = TypeVar("Asked", lmi.TextRequest, lmi.DynamicRequest, openai.ChatRequest, openai.CompletionRequest)
 
 LINE = 96
-"""An estimate of a token's line beside its text: keys, numbers and framing."""
-# Parameters that the gateway acts on itself, for every model.
+"""Bytes that a token's line has beside its text, about: keys, numbers and framing."""
+# Parameters that the gateway enforces itself, for every model.
 _OF_THE_ANSWER = frozenset(("details", "include_stop_str_in_output", "max_new_tokens", "return_full_text", "stop_sequences"))
 _TABLES = {"auto": lmi.Table.VLLM, "disable": lmi.Table.VLLM} | {table.value: table for table in lmi.Table}
 
 
 @final
 class TextCalls:
-    """How text models are asked."""
+    """The models in service and their options of text generation."""
 
     def __init__(self, models: ModelChoice) -> None:
         self.models = models
 
     def options(self, worker: Worker) -> LMIConfig:
-        """The server's section `lmi`, and over it what the model's own serving.properties says."""
+        """The server's section `lmi`, overridden by the model's own serving.properties."""
         config = self.models.config.lmi
         return text_options(config, worker.spec.options) if worker.spec.options else config
 
 
 def table_of(options: LMIConfig) -> lmi.Table:
-    """Whose table of parameters holds."""
+    """The table of parameters that holds for these options."""
     return _TABLES[options.rolling_batch]
 
 
 def rule_of(options: LMIConfig) -> lmi.SamplingRule:
-    """What decides between greedy decoding and sampling."""
+    """The rule that decides between greedy decoding and sampling."""
     return lmi.SamplingRule(options.do_sample)
 
 
 def within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:
-    """The request, whose number of tokens is within the ceiling. LMIError, which names the parameter as the request has
-    it, where that asks for more; where it does not ask, the default is lowered to the ceiling."""
+    """The request with its number of tokens within the ceiling. LMIError, which names the parameter as the request has it,
+    if it asks for more. If it does not ask, the ceiling lowers the default."""
     most, setting = limits.max_new_tokens, "limits.max_new_tokens"
     own = worker.spec.max_new_tokens
     if own and (not most or own < most):
@@ -78,14 +78,14 @@ def within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Aske
 
 
 def check_supported(worker: Worker, request: lmi.TextRequest | lmi.DynamicRequest, options: LMIConfig) -> None:
-    """LMIError for a parameter that the model says it does not support, where `lmi.unsupported` has it refused."""
+    """Raises LMIError for a parameter that the model does not support, if `lmi.unsupported` refuses those."""
     if name := unsupported(worker, request.parameters, request.given, options):
         raise lmi.LMIError(f"parameters.{name}: {not_supported(worker)}", stage="parameters")
 
 
 def unsupported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, str], options: LMIConfig) -> str:
-    """The parameter that is to be refused, since the model says that it does not support it: by the name that the request
-    has for it, cut where long. Empty where there is none."""
+    """The first parameter to refuse, because the model does not support it: the name that the request has for it, cut to 60
+    characters. Empty if there is none, `lmi.unsupported` ignores them, or the model does not list its parameters."""
     if options.unsupported == "ignore":
         return ""
     supported = worker.said("parameters")
@@ -96,13 +96,13 @@ def unsupported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, 
 
 
 def not_supported(worker: Worker) -> str:
-    """Why it is refused."""
+    """The reason why a parameter is refused."""
     return f"model {worker.name!r} does not support it (lmi.unsupported)"
 
 
 async def document_in(exchange: Exchange, body: memoryview, content_type: str, limits: LimitsConfig) -> dict[str, Any]:
-    """The object that a body is (`lmi.read_document`), in a thread if the loop would feel it. LMIError; Overloaded where
-    there is no memory for its values."""
+    """Reads the object in a body (`lmi.read_document`), in a thread if that would block the loop. LMIError; Overloaded if
+    the budget has no room for its values."""
     read = partial(
         lmi.read_document,
         body,
@@ -118,8 +118,8 @@ async def document_in(exchange: Exchange, body: memoryview, content_type: str, l
 
 
 async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage], size: int) -> str:
-    """The conversation, of a request of so many bytes, as the model's prompt: in a thread where the loop would feel it.
-    ModelFailed, ModelCrashed where its own template cannot make it."""
+    """Makes the model's prompt of a conversation, by the model's chat template or the plain one. A request of `size` bytes
+    that is long runs it in a thread. ModelFailed, ModelCrashed if the template fails."""
     template: Callable[[Sequence[ChatMessage]], Any] = worker.said("chat_template") or plain_template
     try:
         if size <= LONG and not getattr(template, "elsewhere", False):
@@ -134,7 +134,7 @@ async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[Cha
 
 
 async def count_tokens(exchange: Exchange, worker: Worker, text: str) -> int | None:
-    """The number of a prompt's tokens by the model's own `count_tokens`, which runs in a thread; None if it has none.
+    """Counts a prompt's tokens by the model's own `count_tokens`, which runs in a thread; None if the model has none.
     ModelFailed, ModelCrashed if that fails."""
     count: Callable[[str], Any] | None = worker.said("count_tokens")
     if count is None:
@@ -146,7 +146,7 @@ async def count_tokens(exchange: Exchange, worker: Worker, text: str) -> int | N
 
 
 def _number_of(found: Any) -> int:
-    """A count as an int: any integer, numpy's too, as `Session.prompt_tokens` takes it."""
+    """A count as an int. Any integer is accepted, numpy's too. ModelFailed for anything else."""
     try:
         count = operator.index(found)
     except TypeError:
@@ -157,8 +157,8 @@ def _number_of(found: Any) -> int:
 
 
 def raised(exchange: Exchange, worker: Worker, what: str, error: BaseException) -> NoReturn:
-    """What a function of the model's author raised, as what a model raises is told: ModelFailed for its ModelError, else
-    ModelCrashed, SystemExit too, which would end the server."""
+    """Raises the gateway's error for an exception of a function of the model's author: ModelFailed for a ModelError,
+    otherwise ModelCrashed, also for SystemExit, which would end the server. Errors of the gateway and cancellations pass."""
     if isinstance(error, GatewayError) or not is_failure(error):
         try:
             raise error
@@ -178,7 +178,7 @@ def raised(exchange: Exchange, worker: Worker, what: str, error: BaseException) 
 
 
 class OnePrompt:
-    """The part that the channels of all schemas share: one prompt in, and the judge of the answer to it."""
+    """The part that the channels of all schemas share: one prompt in, and the text of the answer to it."""
 
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
         self._exchange, self._prompt = exchange, prompt

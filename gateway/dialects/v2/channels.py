@@ -1,4 +1,4 @@
-"""The channels of v2's calls: requests to a model of tensors, and its one response, or the stream of them, back."""
+"""The channels of v2's calls: requests go to a tensor model, and one response or a stream of responses comes back."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from protocols.events import Buffer
 from protocols.jsonlines import unbroken
 
 _TENSOR = Family.TENSOR  # named once, as it is looked up for each request
-_LONG = 2 * 1024 * 1024  # bytes whose copying the loop would feel
-_JOINED = 64 * 1024  # bytes of a text that are copied to leave in one buffer
+_LONG = 2 * 1024 * 1024  # bytes above which copying would block the loop
+_JOINED = 64 * 1024  # bytes of the longest text that is copied to leave in one buffer
 
 Arriving = Callable[[], Awaitable[InferRequest]]
-"""Gives the next piece of a request, until it has given the last. Two tasks cannot wait in it."""
+"""Returns the next piece of a request, until it has returned the last. Two tasks cannot wait in it."""
 
 
 class _Requests:
-    """Requests in, of whoever inherits: the one that is here whole, or its pieces as they arrive."""
+    """The receiving side of a channel: one whole request, or its pieces as they arrive."""
 
     complete = False  # a model of tensors says by its return that there is no more
     exhausted: bool
@@ -49,14 +49,14 @@ class _Requests:
             await self._exchange.turn.checkpoint()
             raise trio.EndOfChannel
         request = request_of(self._request) if self._arriving is None else await self._arriving()
-        self.exhausted = request.last  # type: ignore[misc]  # its slot is of who inherits, as two bases cannot have some
+        self.exhausted = request.last  # type: ignore[misc]  # subclasses have the slot, as two bases cannot both have slots
         return request
 
 
 @final
 class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
-    """Requests in, one response out, which is kept: a session that is its own channel, as it is made for each small request.
-    It never waits but for the next piece of a request that arrives in pieces, and who gives those knows of two receivers."""
+    """A call with one response, which is kept. To be cheap for small requests, the session is its own channel. It waits only
+    for the pieces of a request that arrives in pieces; their source refuses a second receiver."""
 
     __slots__ = ("_arriving", "_exchange", "_given", "_request", "_worker", "exhausted", "outputs", "response", "size")
 
@@ -66,9 +66,9 @@ class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
         self.deadline = exchange.deadline
         self.exhausted = self._given = False
         self.response: InferResponse | None = None
-        """What the model has given; None where it was none, or several. Where there is one, there are the two below."""
+        """The model's only response; None if it gave none or several. `outputs` and `size` are set together with it."""
         self.outputs: list[v2.V2Tensor]
-        """Of the response, as the codec takes them."""
+        """The outputs of the response, as the codec takes them."""
         self.size: int
         """The number of their elements, as `outputs_of` counts them."""
 
@@ -87,7 +87,7 @@ class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
         return reply_of(self._exchange)
 
     def accept(self) -> None:
-        """The head goes out with the answer."""
+        """Does nothing: the head goes out with the answer."""
 
     def __anext__(self) -> Coroutine[Any, Any, InferRequest]:
         if self.exhausted:
@@ -101,11 +101,11 @@ class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
         if self._given:
             self.response = None
             raise self.failure()
-        self.outputs, self.size = outputs_of(message)  # what is wrong with them is its model's to hear
+        self.outputs, self.size = outputs_of(message)  # so that the model sees its mistake
         self.response, self._given = message, True
 
     def failure(self) -> ModelFailed:
-        """What the call ends with where there is no `response`."""
+        """The error of a call without a `response`."""
         name = self._worker.name
         if not self._given:
             return ModelFailed(f"model {name!r} returned without an answer", code="NoAnswer", status=500)
@@ -119,9 +119,9 @@ class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
 async def one_response(
     exchange: Exchange, caller: Exchange | InnerCall, worker: Worker, request: v2.V2Request, within: Timeout | None
 ) -> tuple[Slot, UnaryCall, InferResponse]:
-    """Calls a model for its one response, in a slot that is left by then: who writes the answer then says to it `answered`,
-    or `unanswered`. What goes wrong before is counted here, and raised."""
-    slot = worker.slots.take_now(caller) if within is None else None  # a coroutine less for most
+    """Calls a model that gives one response, in a slot that is left on return. The caller writes the answer and then calls
+    the slot's `answered` or `unanswered`. An error before that is counted here and raised."""
+    slot = worker.slots.take_now(caller) if within is None else None  # most calls get a slot at once: one coroutine less
     if slot is None:
         slot = await slot_within(caller, worker, within)
     try:  # `with slot`, whose two calls stand apart: the answer is written between them
@@ -143,8 +143,8 @@ async def one_response(
 async def replied(
     calls: V2Calls, exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse
 ) -> list[Buffer]:
-    """The JSON of a response, and its binary data. A model's own memory only where it is read-only. What can be written
-    is copied, as a model that goes on may use it for its next response before this one has left."""
+    """The JSON of a response, and its binary data. Memory of the model is used as it is only if it is read-only. Writable
+    memory is copied: a model may reuse it for its next response before this one has left."""
     check_response(response)
     try:
         reply = await calls.write(exchange, worker, response, request)
@@ -154,7 +154,7 @@ async def replied(
 
 
 async def fixed(buffers: Sequence[Buffer]) -> list[Buffer]:
-    """The same bytes, of which those are copied that could still be written."""
+    """The bytes in buffers that no model can change: writable ones are copied."""
     if not any(type(piece) is memoryview and not piece.readonly for piece in buffers):
         return list(buffers)
     if sum(map(len, buffers)) > _LONG:
@@ -168,7 +168,7 @@ def _fixed(data: Sequence[Buffer]) -> list[Buffer]:
 
 @final
 class StreamForm:
-    """How responses stand in the body."""
+    """The form of responses in the body: its content type, and the function that wraps a response."""
 
     __slots__ = ("content_type", "wrap")
 
@@ -177,7 +177,8 @@ class StreamForm:
 
 
 def _event(text: Buffer, data: Sequence[Buffer] = ()) -> Sequence[Buffer]:
-    """JSON as we write it has no line ends, so that it is one line of an event: nor those of Unicode here."""
+    """One server-sent event. The JSON has no line ends; Unicode's are escaped here, so it stays one line for every
+    client."""
     assert not data
     if type(text) is bytes:
         text = unbroken(text)
@@ -190,7 +191,7 @@ FRAMES = StreamForm(v2.FRAMES, v2.encode_frame)
 
 
 class StreamedResponses:
-    """Responses out, each its own event or frame, the first one carrying the head."""
+    """The sending side of a stream: each response is an event or frame, and the first one sends the head."""
 
     __slots__ = ("_exchange", "_form", "_outbound", "_sent", "_since", "_worker")
 
@@ -205,7 +206,7 @@ class StreamedResponses:
         return reply_of(self._exchange)
 
     def put(self, buffers: Sequence[Buffer], made: int) -> None:
-        """Sends a response for which there is room, and which its model made then, on `perf_counter_ns`."""
+        """Sends a response, for which there is room. `made`: when its model sent it, by `perf_counter_ns`."""
         outbound = self._outbound
         if not outbound.status:
             self._start()
@@ -221,7 +222,7 @@ class StreamedResponses:
         exchange.outbound.start(200, [*fixed, *reply_headers(exchange)])
 
     async def call(self, session: Session[Any, Any], family: Family) -> None:
-        """Calls the model, inside its slot. What goes wrong from here on is said in the stream."""
+        """Calls the model, inside its slot. From here on, errors are written in the form of the stream."""
         exchange, worker = self._exchange, self._worker
         exchange.fail = self.fail
         try:
@@ -232,13 +233,14 @@ class StreamedResponses:
             raise
 
     def finish(self) -> None:
-        """The model has returned."""
+        """Ends the answer after the model has returned."""
         if not self._outbound.status:
             self._start()
         self._outbound.finish()
 
     def fail(self, error: GatewayError) -> None:
-        """Before the head an HTTP status; then a last event or frame that says the error, and a whole end of the body."""
+        """Answers an HTTP status before the head. After it, writes the error as the last event or frame, and ends the body
+        whole."""
         exchange = self._exchange
         self._worker.statistics.no_response(self._sent, perf_counter_ns() - self._since, cancelled=False)
         if exchange.outbound.status:
@@ -250,7 +252,8 @@ class StreamedResponses:
 
 @final
 class StreamChannel(_Requests, StreamedResponses):
-    """Requests in; responses out. `encode` makes the event or frame of a message, and of nothing else."""
+    """The channel of a streamed call. `encode` makes the event or frame of a response; it raises TypeError for any other
+    message."""
 
     __slots__ = ("_arriving", "_encode", "_request", "exhausted")
 

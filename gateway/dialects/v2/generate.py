@@ -1,4 +1,4 @@
-"""v2's generate and generate_stream: JSON objects whose members are tensors by name, or a text and its continuation."""
+"""v2's generate and generate_stream: JSON objects with tensors by name, or with a text and its continuation."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from protocols.v2.body import read_string
 
 @final
 class GenerateDialect:
-    """Answers requests of Triton's generate extension: models of tensors by their inputs' names, models of text, and what
-    converts to them, by `text_input`."""
+    """Answers requests of Triton's generate extension: for tensor models by the names of their inputs, for text models, and
+    models that convert to them, by `text_input`."""
 
     def __init__(self, calls: V2Calls) -> None:
         self._calls = calls
@@ -50,8 +50,8 @@ class GenerateDialect:
         await self._answer(exchange, name, version, streams=False)
 
     async def generate_stream(self, exchange: Exchange, name: str, version: str = "") -> None:
-        """POST /v2/models/{name}[/versions/{version}]/generate_stream: a server-sent event for each response, and for each
-        token of a text. The status is that of the first."""
+        """POST /v2/models/{name}[/versions/{version}]/generate_stream: a server-sent event for each response, or for each
+        token of a text. The first one decides the status."""
         await self._answer(exchange, name, version, streams=True)
 
     async def _answer(self, exchange: Exchange, name: str, version: str, *, streams: bool) -> None:
@@ -145,7 +145,7 @@ async def _rendered(
 
 
 def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: LimitsConfig) -> TextAsked:
-    """As LMI reads its parameters, whether they stand in `parameters` or beside them. V2Error."""
+    """Reads a request to a text model. Its parameters are LMI's, in `parameters` or beside it. V2Error."""
     head = generate.read_object(body, limits)
     text, id = head.get("text_input"), read_string(head, "id")
     if type(text) is not str or not text:
@@ -163,7 +163,7 @@ def _text_reply(worker: Worker, asked: TextAsked, text: str) -> bytes:
 
 @final
 class _TextEvents(StreamedResponses):
-    """One prompt in; tokens out, each its own event."""
+    """The channel of one prompt: each token is an event."""
 
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, reply: Callable[[str], bytes]) -> None:
         super().__init__(exchange, worker, EVENTS)

@@ -23,12 +23,12 @@ from models.messages import Family
 from protocols import v2
 from protocols.events import Buffer, Headers
 
-_TENSOR = Family.TENSOR  # named once: a member costs three look-ups where it is used
+_TENSOR = Family.TENSOR  # a member of an enum costs three look-ups on each use
 
 
 @final
 class InferDialect:
-    """Answers inference requests, at v2's own route and for the routes that carry v2 bodies."""
+    """Answers inference requests, at v2's own route and for other routes that carry v2 bodies."""
 
     def __init__(self, calls: V2Calls) -> None:
         self._calls = calls
@@ -42,14 +42,14 @@ class InferDialect:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         calls = self._calls
         worker = calls.worker(exchange, name, version, infers=True)
-        # asked for here: most requests have none, and each call counts
+        # Most requests have no such header: the check here saves them a call.
         header_length = calls.header_length(exchange) if v2.IHCL in exchange.fields else None
         if worker.spec.pieces and header_length:
             return infer_in_pieces(calls, exchange, worker, header_length)
         body = whole_body(exchange, calls.body)
         if body is None:
             return self._receive_and_answer(exchange, worker, header_length)
-        return self.answer(exchange, worker, body, header_length)  # not awaited here: that would be a frame more for each
+        return self.answer(exchange, worker, body, header_length)  # not awaited: one frame less for each request
 
     async def _receive_and_answer(self, exchange: Exchange, worker: Worker, header_length: int | None) -> None:
         worker.check_ready(exchange)
@@ -66,8 +66,8 @@ class InferDialect:
         *,
         form: Callable[[Headers], Headers] | None = None,
     ) -> None:
-        """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer in place of the
-        exchange, and then says the errors too; `form` changes the head of a reply."""
+        """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer and the errors in place
+        of the exchange; `form` changes the head of a reply."""
         calls = self._calls
         infer: v2.InferCodec = worker.tensor_codec or calls.codec_of(worker)
         arrived = perf_counter_ns()
@@ -110,5 +110,5 @@ class InferDialect:
 
 
 def _refuse(answer: Outbound | Wrapping, error: v2.V2Error) -> None:
-    """Tells the client that its request cannot be met."""
+    """Answers an error that the codec found."""
     answer.respond(error.status, [JSON], error.error_body(), ending=Ending.REFUSED)

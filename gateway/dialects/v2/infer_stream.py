@@ -1,4 +1,4 @@
-"""v2's infer_stream: each response of a model leaves when it is sent, as a server-sent event or as a binary frame."""
+"""v2's infer_stream: sends each response of a model at once, as a server-sent event or as a binary frame."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class StreamDialect:
         return rows_of({"infer_stream": self.infer_stream})
 
     async def infer_stream(self, exchange: Exchange, name: str, version: str = "") -> None:
-        """POST /v2/models/{name}[/versions/{version}]/infer_stream. The status is that of the first response; what goes
-        wrong before it is an HTTP error, and later a last event or frame. A model may give none at all."""
+        """POST /v2/models/{name}[/versions/{version}]/infer_stream. An error before the first response is an HTTP error; a
+        later one is the last event or frame. A model may give no response at all."""
         calls = self._calls
         worker = calls.worker(exchange, name, version, infers=True)
         header_length = calls.header_length(exchange)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, v2: health, metadata and what there is."""
+"""The Open Inference Protocol, v2: health and metadata of the server and its models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protocols import v2
 
 @final
 class V2Dialect:
-    """Tells tritonclient, KServe's client, perf_analyzer and curl what they ask before they infer."""
+    """Describes the server and its models to clients such as tritonclient, KServe's client and perf_analyzer."""
 
     def __init__(self, calls: V2Calls, management: ManagementDialect, *, name: str, version: str) -> None:
         self._calls, self._management = calls, management
         self._metadata = v2.server_metadata(name, version)
 
     def rows(self) -> list[Row]:
-        """Its routes, of which those of health answer whatever happens."""
+        """The routes. Those of health answer also during a drain and without memory."""
         return [
             *rows_of({"server_live": self.live, "server_ready": self.ready}, always=True, needs=Needs.NOTHING),
             *rows_of({"model_ready": self.model_ready}, always=True, needs=Needs.MODEL_READY),
@@ -37,8 +37,8 @@ class V2Dialect:
         self._reply(exchange, 200, v2.live_body(True))
 
     async def ready(self, exchange: Exchange) -> None:
-        """GET /v2/health/ready: 503, with the reasons, while a model that is required does not answer and from the first
-        moment of a drain."""
+        """GET /v2/health/ready: 503, with the reasons, while a required model does not answer, and from the first moment of
+        a drain."""
         unready = self._management.unready
         self._reply(exchange, 503 if unready else 200, v2.ready_body(not unready, unready))
 
@@ -52,7 +52,7 @@ class V2Dialect:
         self._reply(exchange, 200, v2.model_metadata(self._calls.codec_of(worker).signature))
 
     async def config(self, exchange: Exchange, name: str, version: str = "") -> None:
-        """GET /v2/models/{name}[/versions/{version}]/config: what Triton's clients ask before they measure."""
+        """GET /v2/models/{name}[/versions/{version}]/config: read by Triton's clients before they measure."""
         worker = self._calls.worker(exchange, name, version)
         self._reply(exchange, 200, v2.model_config(self._calls.codec_of(worker).signature))
 

@@ -1,4 +1,4 @@
-"""Every route of v2, once: what the router and the OpenAPI document are made of."""
+"""Every route of v2: the one table from which the router's rows and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def document(version: str) -> dict[str, Any]:  # a JSON object
 
 @final
 class OpenAPIDialect:
-    """Says what v2 has, to whoever makes clients from that."""
+    """Answers with the OpenAPI document of v2, from which clients can be generated."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -353,7 +353,7 @@ class OpenAPIDialect:
         return rows_of({"openapi": self.openapi}, needs=Needs.METADATA)
 
     async def openapi(self, exchange: Exchange) -> None:
-        """GET /v2/openapi.json; made when it is first asked for."""
+        """GET /v2/openapi.json. The document is made on the first request."""
         if not self._written:
             self._written = msgspec.json.encode(document(self._version))
         exchange.outbound.respond(200, [JSON], self._written)

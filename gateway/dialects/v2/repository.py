@@ -1,4 +1,4 @@
-"""v2's extensions for whoever manages a server: statistics, the repository, the log; and no shared memory."""
+"""v2's extensions for managing a server: statistics, the repository and the log, without shared memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Wanted = TypeVar("Wanted", bodies.ModelIndexRequest, bodies.LoadRequest, bodies.
 
 @final
 class V2ControlDialect:
-    """Answers tritonclient's calls that are about models and the server, not about tensors."""
+    """Answers tritonclient's calls about models and the server rather than tensors."""
 
     def __init__(self, calls: V2Calls, control: ModelControl, repository: Repository) -> None:
         self._calls, self._control, self._repository = calls, control, repository
@@ -74,7 +74,7 @@ class V2ControlDialect:
         _reply(exchange, self.statistics_of(exchange, name, version))
 
     def statistics_of(self, exchange: Exchange, name: str = "", version: str = "") -> bodies.StatisticsReply:
-        """Those of a model, or of all that the exchange's key reaches, by name. NotFound."""
+        """The statistics of one model, or of all that the exchange's key reaches, by name. NotFound for an unknown model."""
         if name:
             workers = [self._calls.worker(exchange, name, version)]
         else:
@@ -96,33 +96,33 @@ class V2ControlDialect:
         _reply(exchange, bodies.ModelList(models=tuple(sorted(self._calls.models.seen_by(exchange.permit)))))
 
     async def index(self, exchange: Exchange, repository: str = "") -> None:
-        """POST /v2/repository[/{repository}]/index. There is one repository, whatever it is called."""
+        """POST /v2/repository[/{repository}]/index. There is one repository, which any name stands for."""
         wanted = await self._body(exchange, bodies.ModelIndexRequest, "index request")
         _reply(exchange, await self.indexed(exchange, ready=wanted.ready))
 
     async def indexed(self, exchange: Exchange, *, ready: bool) -> list[bodies.ModelIndexEntry]:
-        """The models that the exchange's key reaches, those not loaded too; with `ready` only those that answer."""
+        """The models that the exchange's key reaches, also those not loaded; with `ready` only those that take calls."""
         found = [entry for entry in await self._control.index(ready=ready) if exchange.may_ask(entry.name)]
         return [
             bodies.ModelIndexEntry(name=e.name, version=e.version, state=e.standing.value, reason=e.reason) for e in found
         ]
 
     async def load(self, exchange: Exchange, name: str, repository: str = "") -> None:
-        """POST /v2/repository[/{repository}]/models/{name}/load: answered when the model answers."""
+        """POST /v2/repository[/{repository}]/models/{name}/load: answered once the model takes calls."""
         self.check_allowed(exchange, name)
         await self._body(exchange, bodies.LoadRequest, "load request")
         await self._control.load(name)
         _reply(exchange, bodies.LoadReply(name=name))
 
     async def unload(self, exchange: Exchange, name: str, repository: str = "") -> None:
-        """POST /v2/repository[/{repository}]/models/{name}/unload: answered when nothing of the model is left."""
+        """POST /v2/repository[/{repository}]/models/{name}/unload: answered once nothing of the model is left."""
         self.check_allowed(exchange, name)
         await self._body(exchange, bodies.UnloadRequest, "unload request")
         await self._control.unload(name)
         _reply(exchange, bodies.UnloadReply(name=name))
 
     def check_allowed(self, exchange: Exchange, name: str = "") -> None:
-        """BadRequest where clients may not load and unload models, or without a name change the log."""
+        """Raises BadRequest if clients may not load and unload models or, without a name, change the log."""
         exchange.model = name
         if not self._allowed:
             what = "loads and unloads no models for its clients" if name else "does not change its log for its clients"
@@ -151,7 +151,8 @@ class V2ControlDialect:
         raise BadRequest("this server has no shared memory with its clients: send tensors in the body")
 
     async def unregister(self, exchange: Exchange, region: str = "") -> None:
-        """POST /v2/{system,cuda}sharedmemory[/region/{region}]/unregister: it is not registered now."""
+        """POST /v2/{system,cuda}sharedmemory[/region/{region}]/unregister: always succeeds, as no region is ever
+        registered."""
         _reply(exchange, bodies.Done())
 
     async def _body(self, exchange: Exchange, kind: type[Wanted], what: str) -> Wanted:

@@ -1,4 +1,4 @@
-"""What every v2 call needs: the model that a route names, the codec of its calls, and errors in v2's words."""
+"""The parts that all v2 calls share: models by route, requests and replies, and errors in v2's form."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from models.messages import Family, InferResponse
 from protocols import v2
 from protocols.json_text import Census, census_of, find
 
-_TENSOR = Family.TENSOR  # named once, as it is looked up for each request
+_TENSOR = Family.TENSOR  # a name, as it is looked up for each request
 OBJECT = 64
-"""Bytes of memory that an element of BYTES takes beside its own."""
-_LOOKED_THROUGH = 64 * 1024  # bytes of a head in which words are looked for here
+"""Bytes of memory that an element of BYTES takes beside its content."""
+_LOOKED_THROUGH = 64 * 1024  # bytes of the longest head that is searched for words on the loop
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 
 
 @final
 class V2Calls:
-    """Finds models and reads and writes their inference requests and replies."""
+    """Finds models, and reads and writes their inference requests and replies."""
 
     def __init__(self, models: ModelChoice) -> None:
         self.models, self._workers = models, models.workers
@@ -55,8 +55,8 @@ class V2Calls:
         self._in_process = replace(self.bounds, sequences=False) if apart else self.bounds
 
     def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
-        """The model of a route, whatever its family; the exchange is v2's from here on. NotFound. One that `infers` is ready
-        to be called as well: BadRequest for one of another family than tensors, Unavailable."""
+        """The model of a route, of any family, noted on the exchange. NotFound for an unknown model or version. With
+        `infers` it must also be a tensor model, otherwise BadRequest, and take calls, otherwise Unavailable."""
         worker = self._workers.get(name)
         if worker is None:
             seen = ", ".join(sorted(self.models.seen_by(exchange.permit)))
@@ -77,12 +77,13 @@ class V2Calls:
         return worker
 
     def is_decoupled(self, name: str) -> bool:
-        """True for a model that gives any number of responses to a request, as a model of text does."""
+        """True if the model gives any number of responses to a request, as text models do."""
         worker = self._workers.get(name)
         return worker is not None and (worker.spec.decoupled or worker.spec.family is not _TENSOR)
 
     def header_length(self, exchange: Exchange) -> int | None:
-        """Where the JSON of a body ends, as the request says it; BadRequest for what is no length."""
+        """The length in bytes of the JSON in a body, by the request's head; None if it has none. BadRequest for an invalid
+        length."""
         lengths = exchange.header_values(v2.IHCL)
         if not lengths:
             return None
@@ -92,8 +93,8 @@ class V2Calls:
             raise BadRequest(e.message, status=e.status) from None
 
     def bounds_of(self, worker: Worker) -> v2.V2Limits:
-        """The limits of a model's requests: where each of several fronts has a model of its own, and none of processes that
-        all share, the requests of a sequence cannot be kept together."""
+        """The limits of a model's requests. They exclude sequences if each of several fronts runs the model itself: the
+        requests of a sequence could then reach different instances."""
         model = self.models.config.models.get(worker.name)
         return self.bounds if model is not None and model.process.wanted else self._in_process
 
@@ -109,8 +110,8 @@ class V2Calls:
     async def read_long(
         self, exchange: Exchange, infer: v2.InferCodec, body: memoryview, header_length: int | None
     ) -> v2.V2Request:
-        """`infer.parse`, in a thread where the loop would feel it. V2Error; Overloaded where there is no memory for the
-        elements of BYTES that its JSON may have."""
+        """Calls `infer.parse`, in a thread if that would block the loop. V2Error; Overloaded if the budget has no room for
+        the elements of BYTES that the JSON may have."""
         return await self.parsed(
             exchange, body[:header_length], _elements(body, header_length), partial(infer.parse, body, header_length)
         )
@@ -124,9 +125,9 @@ class V2Calls:
         *,
         named: bool = True,
     ) -> v2.V2Request:
-        """Calls `parse` for a request whose JSON is `text`, in a thread if the loop would feel it. The objects that strings
-        become are paid for: before, as many as there may be, and then as many as there are. `named` False: they may be
-        there though no datatype says so."""
+        """Calls `parse` for a request whose JSON is `text`, in a thread if that would block the loop. Objects made of
+        strings are paid for: before, as many as there may be, and then as many as there are. `named` False: the JSON has no
+        datatypes, so any element may be a string."""
         if len(text) <= SHORT:
             return await codec(size, parse)
         if len(text) <= LONG:
@@ -148,8 +149,8 @@ class V2Calls:
         return request
 
     def _cost(self, text: memoryview, *, named: bool) -> tuple[int, int]:
-        """How many elements of BYTES a request's JSON may have, and the most memory that is taken while it is read: of its
-        values, and where those are too many, of the arrays that its numbers become without being any."""
+        """The most elements of BYTES that a request's JSON may have, and the most bytes of memory that reading it takes: for
+        its values and, if those are over their limit, for the arrays that are made of its numbers directly."""
         bounds, census = self.bounds, census_of(text)
         may_be_bytes = not named or find(text, b'"BYTES"') >= 0 or find(text, b"\\u") >= 0  # an escape may hide it
         strings = 1 + census.commas if may_be_bytes else 0
@@ -168,20 +169,20 @@ class V2Calls:
         id: str,
         parameters: v2.Parameters,
     ) -> v2.V2Reply:
-        """`infer.render`, in a thread where the loop would feel it. V2Error; Overloaded where there is no memory to write
-        the elements of BYTES."""
+        """Calls `infer.render`, in a thread if that would block the loop. V2Error; Overloaded if the budget has no room to
+        write the elements of BYTES."""
         with writing(exchange, outputs):
             return await codec(_written(outputs, request), partial(infer.render, outputs, request, id, parameters))
 
     async def read(self, exchange: Exchange, worker: Worker, body: memoryview, header_length: int | None) -> v2.V2Request:
-        """The request in a whole body. V2Error; Overloaded as `read_long`."""
+        """Reads the request in a whole body. V2Error; Overloaded as for `read_long`."""
         infer = self.codec_of(worker)
         if len(body) <= SHORT:
             return infer.parse(body, header_length)
         return await self.read_long(exchange, infer, body, header_length)
 
     async def write(self, exchange: Exchange, worker: Worker, response: InferResponse, request: v2.V2Request) -> v2.V2Reply:
-        """The reply to a request with what the model gave. V2Error; Overloaded as `write_long`."""
+        """Writes the reply to a request from the model's response. V2Error; Overloaded as for `write_long`."""
         infer = self.codec_of(worker)
         outputs, size = outputs_of(response)
         parameters = dict(response.parameters) if response.parameters else v2.NO_PARAMETERS
@@ -192,7 +193,8 @@ class V2Calls:
 
 @final
 class Timeout:
-    """What a request's parameter `timeout` allows, as Triton has it: microseconds, from when the request was read."""
+    """The time limit that a request sets by its parameter `timeout`, as in Triton: in microseconds, from when the request
+    was read."""
 
     __slots__ = ("seconds", "until")
 
@@ -203,14 +205,14 @@ class Timeout:
         self.until = trio.current_time() + self.seconds
 
     def apply(self, exchange: Exchange | InnerCall) -> None:
-        """The exchange ends by then with DeadlineExceeded, which names the parameter, unless it does so before. Said again
-        inside the slot, where the model's own timeout begins."""
+        """Ends the exchange at the limit with DeadlineExceeded, which names the parameter, unless an earlier deadline holds.
+        Called again inside the slot, where the model's own timeout begins."""
         if self.until < exchange.deadline:
             exchange.limit_time(self.until - trio.current_time(), self.NAME, said=self.seconds)
 
 
 def timeout_of(parameters: Mapping[str, Any]) -> Timeout | None:
-    """What the parameter allows; None where it is absent or 0. V2Error for what is no number of microseconds."""
+    """The request's time limit; None if the parameter is absent or 0. V2Error if it is not a number of microseconds."""
     value = parameters.get("timeout")
     if value is None:
         return None
@@ -220,8 +222,8 @@ def timeout_of(parameters: Mapping[str, Any]) -> Timeout | None:
 
 
 def schedule(exchange: Exchange | InnerCall, parameters: Mapping[str, Any]) -> Timeout | None:
-    """What the parameters of a request ask of its place and its time, as Triton has them: `timeout_of`, and `priority`,
-    which becomes the exchange's, 1 for what is first, 0 for none. V2Error for what is no such number."""
+    """Applies the parameters `priority` and `timeout` of a request, as in Triton. Sets the exchange's priority (1 is first,
+    0 is no change) and returns `timeout_of`. V2Error for an invalid number."""
     value = parameters.get("priority")
     if value is not None:
         if type(value) is not int or not 0 <= value < 2**64:
@@ -231,7 +233,7 @@ def schedule(exchange: Exchange | InnerCall, parameters: Mapping[str, Any]) -> T
         exchange.ask_priority(value or exchange.priority)
         permit = exchange.permit
         if permit is not None and 0 < value < permit.priority and isinstance(parameters, dict):
-            parameters["priority"] = permit.priority  # which a model that joins requests looks at too
+            parameters["priority"] = permit.priority  # as a model that batches requests reads it too
     return timeout_of(parameters)
 
 
@@ -242,8 +244,8 @@ async def slot_within(
     request: v2.V2Request | None = None,
     arrived: int = 0,
 ) -> Slot:
-    """A place in the model's capacity for a request that may take so long. Where that is one of tensors, which was read from
-    `arrived` on, on `perf_counter_ns`, it is counted as such."""
+    """Takes a slot of the model for a request with this time limit. If `request` is given, the slot counts it in the model's
+    statistics, with `arrived`, when reading it began (by `perf_counter_ns`)."""
     if within is None:
         slot = await worker.slots.take(exchange)
     else:
@@ -256,12 +258,13 @@ async def slot_within(
 
 
 def batch_of(worker: Worker, request: v2.V2Request) -> int:
-    """How many inferences a request asks for."""
+    """The number of inferences that a request has: its first input's batch size, or 1."""
     return request.inputs[0].array.shape[0] if worker.spec.max_batch_size and request.inputs else 1
 
 
 def error_of(error: v2.V2Error) -> GatewayError:
-    """What the codec found wrong, as an ending of the exchange: the client's mistake, or its model's."""
+    """The gateway's error for one that the codec raised: the client's mistake below status 500, the model's from there
+    on."""
     if error.status < 500:
         return BadRequest(error.message, status=error.status)
     return ModelFailed(error.message, code="BadOutput", status=error.status)
@@ -269,7 +272,7 @@ def error_of(error: v2.V2Error) -> GatewayError:
 
 @contextmanager
 def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None]:
-    """Pays from the budget, in the block, for the objects that elements of BYTES in the outputs are."""
+    """Pays from the budget, within the block, for the objects of BYTES elements in the outputs."""
     objects = sum(t.array.size for t in outputs if t.datatype == "BYTES" and type(t.array) is not v2.BytesData)
     give_back = exchange.reserve_objects(OBJECT * objects) if objects > AT_ONCE else None
     try:
@@ -280,20 +283,20 @@ def writing(exchange: Exchange, outputs: Sequence[v2.V2Tensor]) -> Iterator[None
 
 
 def weight_of(outputs: Sequence[v2.V2Tensor]) -> int:
-    """The cost of writing outputs as text; one is the cost of a number."""
+    """The cost of writing outputs as text, where a number costs 1."""
     return sum(t.array.size * (OBJECT if t.datatype == "BYTES" else 1) for t in outputs)
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
-    """Says an error that comes before the head in v2's words."""
+    """Answers an error before the head in v2's form."""
     exchange.outbound.respond(
         error.status, refusal_headers(error), v2.V2Error(error.message).error_body(), ending=error.ending
     )
 
 
 def _elements(body: memoryview, header_length: int | None) -> int:
-    """How many bytes of a body may be looked at one by one: those of JSON, BYTES and BOOL, while binary numbers are views
-    of it. A raw request does not say what it is."""
+    """The number of a body's bytes that may be read one by one: JSON, BYTES and BOOL; binary numbers are views of the body.
+    All of them for a raw request, which has no datatype."""
     if not header_length or header_length > _LOOKED_THROUGH:
         return len(body)
     head = body[:header_length].tobytes()
@@ -301,7 +304,7 @@ def _elements(body: memoryview, header_length: int | None) -> int:
 
 
 def _made_of(request: v2.V2Request, length: int) -> int:
-    """The memory of what was made of a JSON text of that length: arrays of its numbers, and objects of its strings."""
+    """The bytes of memory that a request made of JSON of that length takes: arrays of numbers, and objects of strings."""
     objects = numbers = 0
     for tensor in request.inputs:
         array = tensor.array
@@ -311,19 +314,19 @@ def _made_of(request: v2.V2Request, length: int) -> int:
             objects += array.size
         else:
             numbers += array.nbytes
-    # binary data are views of the body: what is in the text has two bytes or more for a number
+    # Binary data are views of the body, and take nothing. In JSON, a number has at least two bytes.
     return min(numbers, 4 * length) + (OBJECT * objects + length if objects else 0)
 
 
 def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
-    """How many elements of the outputs are written one by one, or put in order."""
+    """The weight of the outputs' elements that are written one by one or sorted."""
     if any(output.classification for output in request.outputs):
         return weight_of(outputs)
     return weight_of([t for t in outputs if not request.wants_binary(t.name) or not _leaves_as_it_is(t.array)])
 
 
 def _leaves_as_it_is(array: Any) -> bool:
-    """Whether the binary data of an output is memory that is there."""
+    """True if the output's memory is its binary data already, without conversion."""
     if isinstance(array, v2.BytesData):
         return True
     return bool(array.flags.c_contiguous and array.dtype.isnative and not array.dtype.hasobject)

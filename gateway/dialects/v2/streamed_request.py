@@ -1,4 +1,4 @@
-"""v2 for models that ask for pieces: binary inputs reach them while the request's body is still arriving."""
+"""v2 for models that take pieces: binary inputs reach them while the request's body is still arriving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from protocols.v2.streamed_request import PieceReader, V2Piece
 
 
 async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, header_length: int) -> None:
-    """Answers an inference request with binary inputs, for a model that asks for pieces of them."""
+    """Answers an inference request with binary inputs for a model that takes its inputs in pieces."""
     try:
         pieces = await Pieces.begin(calls, exchange, worker, header_length)
         within = schedule(exchange, pieces.request.parameters)
@@ -48,7 +48,8 @@ async def infer_in_pieces(calls: V2Calls, exchange: Exchange, worker: Worker, he
 
 @final
 class Pieces:
-    """A request whose body is read as its model receives: what the model does not ask for stays with the client."""
+    """A request whose body is read as its model receives: the client's window keeps back bytes that the model has not
+    asked for."""
 
     __slots__ = ("_exchange", "_inbound", "_reader", "_receiving", "request")
 
@@ -59,8 +60,8 @@ class Pieces:
 
     @classmethod
     async def begin(cls, calls: V2Calls, exchange: Exchange, worker: Worker, header_length: int) -> Pieces:
-        """Reads what the request's JSON says. V2Error for what is wrong with it; UnsupportedEncoding for a body with a
-        content coding, whose bytes are not the tensors'."""
+        """Reads the request's JSON. V2Error if it is invalid; UnsupportedEncoding for a body with a content coding, whose
+        bytes are not those of the tensors."""
         encoding = b", ".join(exchange.header_values(b"content-encoding"))
         if any(coding.strip(b" \t").lower() not in (b"", b"identity") for coding in encoding.split(b",")):
             raise UnsupportedEncoding(
@@ -72,7 +73,7 @@ class Pieces:
         reader = PieceReader(
             header_length, length, calls.codec_of(worker).signature, calls.bounds_of(worker), largest=calls.body
         )
-        # who has said what is to come may be as slow with it as the model's timeout allows
+        # Only the JSON must arrive in time: with the tensors, the client may be as slow as the model's timeout allows.
         exchange.limit_silence(calls.models.config.limits.body_silence, "limits.body_silence")
         inbound = exchange.open_inbound()
         while not isinstance(text := reader.head_text(), memoryview):
@@ -87,11 +88,11 @@ class Pieces:
         return pieces
 
     def _under_way(self) -> tuple[object, int] | None:
-        """Of a large row that has begun: how many pieces came before it, and its bytes that are here."""
+        """For a large row that has begun: how many pieces came before it, and how many of its bytes are here."""
         return (self._exchange.parts_in, self._reader.here) if self._reader.need else None
 
     async def next_piece(self) -> InferRequest:
-        """The next one, until the last was given. trio.BusyResourceError if another task waits for it."""
+        """Returns the next piece, until the last. trio.BusyResourceError if another task waits for it."""
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this session")
         self._receiving = True
@@ -121,7 +122,7 @@ class Pieces:
         return msgspec.structs.replace(request, inputs=tuple(inputs), last=piece.last)
 
     def _broken(self, error: GatewayError) -> GatewayError:
-        """How the call ends is not for its model to choose: one that goes on after this is cancelled."""
+        """Interrupts the exchange and returns the error to raise: a model that catches it and goes on is cancelled."""
         self._exchange.interrupt(error)
         return error
 

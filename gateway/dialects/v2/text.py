@@ -1,4 +1,4 @@
-"""v2's texts: what a request with a `text_input` asks of a model of text, and the text that it generates, kept whole."""
+"""v2's text calls: requests with a `text_input` to a text model, and its text, whole or token by token."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from models.messages import Finish, Prompt, Token, utf8
 from protocols import lmi, v2
 from protocols.events import Buffer
 
-_MOST = 16 * 1024 * 1024  # bytes of a text that is kept until it is whole
+_MOST = 16 * 1024 * 1024  # bytes of the longest text that is kept until it is whole
 _BESIDE = 128  # bytes that a response has beside its text, about
 
 Responding: TypeAlias = Callable[[bytes], Sequence[Buffer]]
-"""Makes the response with a text."""
+"""Makes the response that carries a text."""
 Speak: TypeAlias = Callable[[int, Callable[[], Sequence[Buffer]]], Awaitable[None]]
-"""Says what the function makes when it has its turn and there is room for so many bytes; nothing where that is empty."""
+"""Waits for its turn and for room for that many bytes, then sends the buffers that the function returns, if any."""
 
 
 class TextAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a model of text."""
+    """A request to a text model."""
 
     prompt: Prompt
     id: str
     given: Mapping[str, Any]
-    """Its parameters."""
+    """The parameters, as the request has them."""
 
 
 def text_asked(text: str, given: Mapping[str, Any], id: str, worker: Worker, limits: LimitsConfig) -> TextAsked:
-    """A request with this `text_input` and these parameters, as LMI reads them. V2Error."""
+    """A request with this `text_input` and these parameters, which LMI's rules read. V2Error."""
     try:
         request = lmi.parse_document({"inputs": text, "parameters": given})
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
@@ -49,13 +49,13 @@ def text_asked(text: str, given: Mapping[str, Any], id: str, worker: Worker, lim
 
 
 def size_of(text: Continuations, message: Token | Finish) -> int:
-    """About the bytes of the response that a message makes, which passes."""
+    """About the bytes of the response to a message that `Continuations.passes` has accepted."""
     size = _BESIDE + text.held(message.sequence)
     return size + len(message.text) + len(message.data) if type(message) is Token else size
 
 
 def taken(text: Continuations, message: Token | Finish) -> str | None:
-    """The text that a message adds, which passes and has room; None where it is no token of the answer, and adds none."""
+    """The text that a message adds to the answer; None if it adds none. The message has passed, and there is room."""
     message = text.take(message)
     if type(message) is Finish:
         return text.rest(message.sequence) or None
@@ -64,7 +64,7 @@ def taken(text: Continuations, message: Token | Finish) -> str | None:
 
 @final
 class WholeText(OnePrompt):
-    """One prompt in; tokens out, kept until the text is whole."""
+    """The channel of one prompt whose tokens are kept until the text is whole."""
 
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt) -> None:
         super().__init__(exchange, worker, prompt)
@@ -90,7 +90,7 @@ class WholeText(OnePrompt):
         self._kept.append(data)
 
     def whole(self) -> bytes:
-        """All of it, once the model has returned."""
+        """The whole text, once the model has returned."""
         for _, text in self.text.rests():
             self._keep(text)
         return b"".join(self._kept)
@@ -98,7 +98,7 @@ class WholeText(OnePrompt):
 
 @final
 class EachToken(OnePrompt):
-    """One prompt in; tokens out, each its own response."""
+    """The channel of one prompt whose tokens are responses of their own."""
 
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, speak: Speak, response: Responding) -> None:
         super().__init__(exchange, worker, prompt)
@@ -117,6 +117,6 @@ class EachToken(OnePrompt):
         return () if said is None else self._response(utf8(said))
 
     async def finish(self) -> None:
-        """Says what was held back, once the model has returned."""
+        """Sends the text that was held back, once the model has returned."""
         for _, text in self.text.rests():
             await self._speak(_BESIDE + len(text), partial(self._response, utf8(text)))

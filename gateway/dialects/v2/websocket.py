@@ -1,4 +1,4 @@
-"""v2 over a WebSocket: each message is one inference request, and the answers come as they are sent."""
+"""v2 over a WebSocket: each message is one inference request, and each response leaves as soon as the model sends it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from protocols.websocket import handshake
 _TEXT, _BINARY, _CONTINUATION = Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION
 _FOREVER = float("inf")
 _OF_A_REQUEST = (ModelFailed, ModelCrashed, ModelOutOfMemory, BadRequest)
-"""What ends the request at hand and not the session."""
+"""Errors that end the current request, but not the session."""
 
 
 @final
@@ -60,10 +60,10 @@ class SessionDialect:
     async def session(self, exchange: Exchange, name: str, version: str = "") -> None:
         """The WebSocket at /v2/models/{name}[/versions/{version}]/infer.
 
-        A text message is a request in JSON, a binary one a request as a frame; it is answered in its own form, and by a
-        frame where it asks for binary outputs. The session is one call of the model, with many requests, and over when
-        that returns. A request that is wrong, or that the model fails at, is answered with a text message, `{"error"}` and
-        its `id`; after a failure the model is called anew, for the requests that follow.
+        A text message is a request in JSON, a binary one a request as a frame. The answer has the form of its request; it is
+        a frame if the request asks for binary outputs. The session is one call of the model with many requests, and ends
+        when the model returns. If a request is invalid or the model fails at it, the answer is a text message with `error`
+        and the request's `id`. After a failure the model is called again, for the requests that follow.
         """
         worker = self._calls.worker(exchange, name, version, infers=True)
         try:
@@ -73,7 +73,7 @@ class SessionDialect:
             exchange.outbound.respond(e.status, headers, v2.V2Error(str(e)).error_body(), ending=Ending.REFUSED)
             return
         config = self._config
-        # nobody waits for a slot longer than a session may last
+        # A client waits for a slot at most as long as a session may last.
         exchange.limit_time(config.session_timeout, "bidi.session_timeout")
         with await worker.slots.take(exchange) as slot:
             slot.counts = False
@@ -91,23 +91,23 @@ class SessionDialect:
 
 @final
 class _SessionChannel:
-    """Messages in, each of them a request; responses out, each of them a message."""
+    """The channel of a session: each message in is a request, and each response is a message out."""
 
     complete = False  # its model says by its return that there is no more
 
     def __init__(self, calls: V2Calls, exchange: Exchange, worker: Worker, slot: Slot) -> None:
         self._calls, self._exchange, self._worker, self._slot = calls, exchange, worker, slot
         self._inbound, self._outbound = exchange.open_inbound(), exchange.outbound
-        self._opcode = _TEXT  # of the message that arrives
-        self._joined: bytearray | None = None  # its frames so far, where it has several
-        self._fragmented = 0  # messages that had
+        self._opcode = _TEXT  # the arriving message's
+        self._joined: bytearray | None = None  # the frames so far of an arriving message that has several
+        self._fragmented = 0  # messages that had several frames
         self._inbound.under_way = self._under_way
-        self._whole: memoryview | None = None  # all of it, not read yet
-        self._refusal = b""  # what is said of it, as soon as there is room
-        self._asked: v2.V2Request | None = None  # the request at hand
-        self._framed = False  # whether that came as a frame
+        self._whole: memoryview | None = None  # a whole message that is not read yet
+        self._refusal = b""  # the answer to an invalid request, until there is room for it
+        self._asked: v2.V2Request | None = None  # the current request
+        self._framed = False  # the current request came as a frame
         self._timeout: Timeout | None = None
-        self._speaking = trio.Lock()  # a request may be refused while the model says something
+        self._speaking = trio.Lock()  # a request may be refused while the model sends a response
         self._scope = trio.CancelScope()
         self._session: Session[InferRequest, InferResponse]
         self._since = 0
@@ -117,7 +117,7 @@ class _SessionChannel:
         return reply_of(self._exchange)
 
     async def call(self) -> bool:
-        """Calls the model. True when it has returned; False when it has failed at a request, which was told."""
+        """Calls the model. True if it has returned; False if it failed at a request, whose client was told."""
         exchange, worker = self._exchange, self._worker
         self._over()
         self._begin()
@@ -130,7 +130,7 @@ class _SessionChannel:
                 self._count()
                 return True
             if self._timeout is None:
-                return False  # its time was over when it was answered already
+                return False  # the request had been answered when its time ran out
             error = DeadlineExceeded(f"the request's {self._timeout.seconds:g} s are over ({Timeout.NAME})")
         except _OF_A_REQUEST as e:
             error = e
@@ -143,8 +143,8 @@ class _SessionChannel:
         self._count(failed=True)
         try:
             if asked is None or exchange.interruption is not None:
-                raise error  # there is no request that could be told, or it is the session's end
-            log_failure(exchange, error)  # the session goes on: nobody else will say it
+                raise error  # no request can be answered, or the session ends
+            log_failure(exchange, error)  # the session goes on, so nothing else logs it
             said = v2.failure_body(error.message, asked.id)
         finally:
             del error  # it knows this frame: a cycle would keep the exchange's memory
@@ -190,8 +190,8 @@ class _SessionChannel:
             return request_of(request)
 
     async def _message(self) -> memoryview:
-        """The next message, whole. Its memory is paid for until the next request is asked for; what was received of it is
-        kept where this is cancelled."""
+        """The next message, whole. Its memory is paid for until the model asks for the next request. If this is cancelled,
+        the frames received so far are kept."""
         limit = self._calls.body
         while True:
             frame = await self._inbound.receive()
@@ -219,11 +219,11 @@ class _SessionChannel:
                 return whole
 
     def _under_way(self) -> tuple[object, int] | None:
-        """Of a message some of whose frames are here: which it is, and their bytes."""
+        """The number of the message that has some of its frames here, and their bytes; None if there is none."""
         return None if self._joined is None else (self._fragmented, len(self._joined))
 
     def _broken(self, error: GatewayError) -> GatewayError:
-        """How the session ends is not for its model to choose: one that goes on after this is cancelled."""
+        """Interrupts the exchange and returns the error to raise: a model that catches it and goes on is cancelled."""
         self._exchange.interrupt(error)
         return error
 
@@ -233,7 +233,7 @@ class _SessionChannel:
             self._scope.deadline = self._session.deadline = timeout.until
 
     def _over(self) -> None:
-        """The request at hand is over, for all that its model cares."""
+        """Called when the model is done with the current request: ends its time limit and gives back its memory."""
         self._timeout = None
         self._scope.deadline = _FOREVER
         self._exchange.making(0)
@@ -241,7 +241,7 @@ class _SessionChannel:
             self._inbound.assembled()
 
     def _count(self, *, failed: bool = False) -> None:
-        """What became of the request at hand."""
+        """Counts the current request in the model's statistics."""
         since, self._since = self._since, 0
         if since:
             now, statistics, queue = perf_counter_ns(), self._worker.statistics, self._slot.take_waited()
@@ -273,5 +273,5 @@ class _SessionChannel:
             self._speaking.release()
 
     def fail(self, error: GatewayError) -> None:
-        """What ends the session: a Close whose code says whose fault it was."""
+        """Ends the session with a Close, whose code says whose fault it was."""
         close(self._exchange, error)
