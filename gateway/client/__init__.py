@@ -1,4 +1,4 @@
-"""A small client over the same machines and transports: connections, the dialects' requests, and answers as they arrive.
+"""A small client on the gateway's own machines and transports: connections, the dialects' requests, and their answers.
 
 May import net.
 """

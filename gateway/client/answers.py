@@ -1,4 +1,4 @@
-"""What a client makes of an answer: its messages as they arrive, the error it says, and whether it is whole."""
+"""The answers that a client reads: messages as they arrive, the error if there is one, and whether the answer is whole."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from protocols.sse import ServerSentEvent, SSEDecoder
 
 
 class Answer:
-    """One answer; this one is whatever body there is, whole.
+    """One answer. This base class keeps any body whole; subclasses read the messages of a dialect.
 
-    `messages` are those of the dialect, each there as soon as its last byte is. `error` is what the answer says went
-    wrong, by its status or in band. `over` only if it came to the end that its wire and its dialect have for it: what is
-    cut off, in a message or between two, is not. A body that its dialect does not allow raises RemoteProtocolError.
+    A message is in `messages` as soon as its last byte has arrived. `error` is the error that the answer reports, by its
+    status or in band; empty if there is none. `over` is True once the answer has the end that its wire and its dialect
+    prescribe: an answer that is cut off never has. A body that its dialect does not allow raises RemoteProtocolError.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.received = 0
-        """Bytes of its body so far."""
+        """Bytes of the body so far."""
         self.headers: Headers = ()
         self.body = bytearray()
         self.messages: list[Any] = []
@@ -39,21 +39,21 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether it is whole, and a success."""
+        """True if the answer is whole and a success."""
         return self.over and not self.error
 
     @property
     def refused(self) -> bool:
-        """Whether its head says that it is an error, so that nothing of an answer comes."""
+        """True if the head reports an error, so that the answer has no messages."""
         return self.status != 200
 
     @property
     def failed_as(self) -> str:
-        """The name of the status by which an error is known; empty for one in band, which has words alone."""
+        """The name of the error's status; empty for an error in band, which has no status."""
         return str(self.status) if self.refused else ""
 
     def check(self) -> Self:
-        """This answer, where it is a success; `errors.Refused` or `errors.BrokenOff` with the server's words otherwise."""
+        """Returns this answer if it is a success; otherwise raises `Refused` or `BrokenOff` with the server's message."""
         if self.error:
             if self.refused:
                 raise Refused(self._words(), self)
@@ -61,20 +61,20 @@ class Answer:
         return self
 
     def _words(self) -> str:
-        """Of a refusal."""
+        """The message of a refusal."""
         return words_of(self.body)
 
     @property
     def text(self) -> str:
-        """The messages of an answer of text, joined."""
+        """The messages of a text answer, joined."""
         return "".join(self.messages)
 
     def head(self, response: Response) -> None:
-        """The answer begins."""
+        """Called with the head of the answer."""
         self.status, self.headers = response.status, response.headers
 
     def feed(self, data: Buffer) -> None:
-        """A piece of its body."""
+        """Called with each piece of the body."""
         self.received += len(data)
         if self.status == 200:
             self._read(data)
@@ -82,7 +82,7 @@ class Answer:
             self.body += data
 
     def end(self, trailers: Headers = ()) -> None:
-        """Its body ends, with these fields behind it."""
+        """Called at the end of the body, with the trailers."""
         if self.status != 200:
             self.error = self.body.decode(errors="replace") or f"status {self.status}"
         else:
@@ -93,29 +93,29 @@ class Answer:
         self.body += data
 
     def _finish(self) -> None:
-        """Every byte has been read."""
+        """Called at the end of a successful body."""
 
     def _fail(self, words: str) -> None:
-        """The answer says that something went wrong, with these words or without any."""
+        """Called for an error in band. If `words` is empty, a standard text replaces it."""
         self.error = words or _WORDLESS
 
 
 class BodyAnswer(Answer):
-    """A body that is the message."""
+    """An answer whose body is its one message."""
 
     def _finish(self) -> None:
         self.messages.append(bytes(self.body))
 
 
 class GeneratedAnswer(Answer):
-    """LMI's one document, in TGI's form in an array; its message is the text."""
+    """LMI's document, which TGI's form puts into an array; its one message is the text."""
 
     def _finish(self) -> None:
         self.messages.append(_member(_document(_only(self.body)), "generated_text"))
 
 
 class LinesAnswer(Answer):
-    """LMI's jsonlines; a message is the text of a token."""
+    """LMI's jsonlines; each message is the text of a token."""
 
     _last = False
 
@@ -126,7 +126,7 @@ class LinesAnswer(Answer):
             del self.body[: at + 1]
             if self._last and line:
                 raise RemoteProtocolError("a line after the last")
-            if line.strip():  # of server-sent events, which TGI's form has, each ends with an empty one
+            if line.strip():  # TGI's form has server-sent events, each followed by an empty line
                 self._line(parse_stream_line(line))
 
     def _line(self, line: dict[str, Any]) -> None:
@@ -149,14 +149,14 @@ class LinesAnswer(Answer):
 
 
 class CompletionAnswer(Answer):
-    """OpenAI's one document; its message is the text."""
+    """OpenAI's document; its one message is the text."""
 
     def _finish(self) -> None:
         self.messages.append(_member(_document(self.body), "choices", 0, "message", "content"))
 
 
 class EventStreamAnswer(Answer):
-    """What the answers of server-sent events have in common: nothing comes behind the last, and none is cut off."""
+    """The base class for answers of server-sent events: no event may follow the last one, and none may be cut off."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class EventStreamAnswer(Answer):
 
 
 class CompletionEventsAnswer(EventStreamAnswer):
-    """OpenAI's stream; a message is what a chunk adds."""
+    """OpenAI's stream; each message is the text that a chunk adds."""
 
     def _event(self, data: Buffer) -> None:
         self._last = data == b"[DONE]"
@@ -204,17 +204,17 @@ class CompletionEventsAnswer(EventStreamAnswer):
 
 
 class PiecesAnswer(Answer):
-    """A body whose messages are its bytes, as they come."""
+    """An answer whose messages are the pieces of its body, as they arrive."""
 
     def _read(self, data: Buffer) -> None:
         self.messages.append(bytes(data))
 
     def _finish(self) -> None:
-        """Nothing marks its end but the body's."""
+        """Does nothing: only the end of the body marks the end."""
 
 
 class GenerateReplyAnswer(Answer):
-    """v2's generate; its message is the object."""
+    """v2's generate; its one message is the object."""
 
     def _finish(self) -> None:
         self.messages.append(_document(self.body))
@@ -232,14 +232,14 @@ class GenerateEventsAnswer(EventStreamAnswer):
 
 
 class InferAnswer(Answer):
-    """A reply of v2; its message is a `protocols.v2.V2Answer`."""
+    """A reply of v2; its one message is a `protocols.v2.V2Answer`."""
 
     def _finish(self) -> None:
         self.messages.append(v2.decode_infer_reply(self.headers, self.body))
 
 
 class InferEventsAnswer(EventStreamAnswer):
-    """v2's infer_stream as server-sent events; a message is a `protocols.v2.V2Answer`."""
+    """v2's infer_stream as server-sent events; each message is a `protocols.v2.V2Answer`."""
 
     def _event(self, data: Buffer) -> None:
         self._reply(data, None)
@@ -252,7 +252,7 @@ class InferEventsAnswer(EventStreamAnswer):
 
 
 class InferFramesAnswer(InferEventsAnswer):
-    """The same as binary frames."""
+    """v2's infer_stream as binary frames; each message is a `protocols.v2.V2Answer`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,8 +270,8 @@ class InferFramesAnswer(InferEventsAnswer):
 
 
 class EventsAnswer(Answer):
-    """SageMaker's event stream; a message is a part's bytes. `states` tells of each whether it is whole, `failure` what went
-    wrong in band, with the name of its exception."""
+    """SageMaker's event stream; each message is the bytes of a part. `states` has the completion of each, `failure` the
+    error in band, with the name of its exception."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,8 +300,8 @@ class EventsAnswer(Answer):
 
 
 class CallAnswer(Answer):
-    """An answer of gRPC, whose end is a status. `code` is that of the call, once it is over; `error` is what it says, or its
-    name where it says nothing."""
+    """An answer of gRPC, which ends with a status. `code` is the call's status code once it is over. If the call failed,
+    `error` is the message of the status, or the code's name if it has none."""
 
     code: StatusCode | None = None
 
@@ -312,12 +312,12 @@ class CallAnswer(Answer):
 
     @property
     def refused(self) -> bool:
-        """Whether the status is in its head: a call that has failed before its first message."""
+        """True if the head has the status: the call failed before its first message."""
         return self._head is not None
 
     @property
     def failed_as(self) -> str:
-        """The name of the code, unless it is OK."""
+        """The name of the code; empty if it is OK or not known yet."""
         return self.code.name if self.code else ""
 
     def _words(self) -> str:
@@ -333,7 +333,7 @@ class CallAnswer(Answer):
         self.received += len(data)
         decoder = self._decoder
         if decoder is None or self.refused:
-            return  # a body of HTTP's, which is nothing to a client of gRPC
+            return  # a body of plain HTTP, which a client of gRPC ignores
         try:
             decoder.receive_data(bytes(data))
             while (message := decoder.next_message()) is not Signal.NEED_DATA:
@@ -359,13 +359,13 @@ class CallAnswer(Answer):
         self.over = True
 
     def _finish(self) -> None:
-        """The status is OK."""
+        """Called at the end of a call with the status OK."""
 
 
 class InferCallAnswer(CallAnswer):
-    """A reply of gRPC's ModelInfer; its message is a `protocols.v2.V2Answer`."""
+    """A reply of gRPC's ModelInfer; its one message is a `protocols.v2.V2Answer`."""
 
-    _times = 0  # whoever takes the messages as they come leaves none here
+    _times = 0  # not the length of `messages`: iterating over the answer removes them
 
     def _message(self, data: Buffer) -> None:
         self._times += 1
@@ -377,16 +377,16 @@ class InferCallAnswer(CallAnswer):
 
 
 class StreamCallAnswer(CallAnswer):
-    """A ModelStreamInfer with any number of requests; a message is a `protocols.grpc.v2_client.StreamedAnswer`. That one of
-    the requests has failed is no error of the stream."""
+    """A ModelStreamInfer with any number of requests; each message is a `protocols.grpc.v2_client.StreamedAnswer`. If a
+    request fails, its message has the error, and the answer goes on."""
 
     def _message(self, data: Buffer) -> None:
         self.messages.append(read_streamed_response(data))
 
 
 class InferStreamAnswer(CallAnswer):
-    """A ModelStreamInfer with one request; a message is a `protocols.v2.V2Answer`. That the request has failed is the error
-    of the answer, though the stream ends well."""
+    """A ModelStreamInfer with one request; each message is a `protocols.v2.V2Answer`. If the request fails, `error` is its
+    error, although the status of the stream is OK."""
 
     def _message(self, data: Buffer) -> None:
         found = read_streamed_response(data)
@@ -409,7 +409,7 @@ def _document(body: Buffer) -> dict[str, Any]:
 
 
 def _only(body: Buffer) -> bytes:
-    """The one document of an array; what is no array stays as it is."""
+    """The one document of an array; any other text stays as it is."""
     text = bytes(body).strip()
     return text[1:-1] if text[:1] == b"[" and text[-1:] == b"]" else text
 
@@ -424,10 +424,10 @@ def _member(document: Any, *path: str | int) -> Any:
 
 
 class CallFailed(Exception):
-    """The answer is an error, in words of the server's: `message`. `answer` has the rest, such as its headers and body.
+    """Raised if the server answers with an error. `message` is the server's text; `answer` has the headers and the body.
 
-    What is no answer is raised as something else: OSError where there is no connection, `gateway.errors.TransportLost` where
-    it ended before the answer did, `protocols.errors.RemoteProtocolError` for what the dialect does not allow.
+    Other failures have other exceptions: OSError if there is no connection, `gateway.errors.TransportLost` if the connection
+    ended before the answer did, `protocols.errors.RemoteProtocolError` if the dialect does not allow the answer.
     """
 
     def __init__(self, message: str, answer: Answer) -> None:
@@ -441,8 +441,8 @@ class CallFailed(Exception):
 
 @final
 class Refused(CallFailed):
-    """An error from its head: nothing of an answer came. `status` is HTTP's and not 200, but where gRPC refuses: then
-    `answer.code` is what counts."""
+    """Raised if the server refused the request, before any message of the answer. `status` is the HTTP status, which is not
+    200, except for gRPC: there it is 200, and `answer.code` is the status code of the call."""
 
     def __init__(self, message: str, answer: Answer) -> None:
         super().__init__(message, answer)
@@ -450,18 +450,18 @@ class Refused(CallFailed):
 
     @property
     def retry_after(self) -> float | None:
-        """In how many seconds the same request may succeed, where the server says so."""
+        """The number of seconds after which the same request may succeed; None if the server names none."""
         value = dict(self.answer.headers).get(b"retry-after", b"")
         return float(value) if value.isdigit() else None
 
 
 @final
 class BrokenOff(CallFailed):
-    """An error in band, after an answer that began well: what came before it is good."""
+    """Raised for an error in band, after an answer that began well. The messages before it are valid."""
 
 
 def words_of(body: bytes | bytearray) -> str:
-    """The text of an error's body, in whatever member the dialect has it; the body itself where it has none."""
+    """The text of an error's body, from the member that its dialect has for it; the whole body if there is none."""
     text = bytes(body).decode(errors="replace").strip()
     try:
         document = json.loads(text)

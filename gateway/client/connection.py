@@ -1,6 +1,6 @@
-"""One client connection over the same machines and transports: for the demo, for tests, for whoever wants full control.
+"""One client connection on the gateway's own machines and transports: for the demo, for tests, and for full control.
 
-Nothing is read unless it is asked for, so that a slow or a silent client is simply one that does not ask.
+Nothing is read unless the caller asks for it: a slow or silent client is one that does not ask.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from protocols.websocket.handshake import check_response, end_of_input, offered_
 
 
 class Machine(Protocol):
-    """What the three transport machines have in common."""
+    """The methods that the three transport machines share."""
 
     def receive_data(self, data: Buffer) -> None: ...
     def receive_eof(self) -> None: ...
@@ -39,7 +39,7 @@ class Machine(Protocol):
 
 @final
 class UpgradeRefused(TransportLost):
-    """The server answered the handshake of a WebSocket with something else, in its own words."""
+    """Raised if the server answered the handshake of a WebSocket with another `status` than 101, and with this `body`."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"the upgrade was refused: {status}")
@@ -50,7 +50,7 @@ class UpgradeRefused(TransportLost):
 class Peer:
     """One client connection: a machine and a transport.
 
-    `send` queues and writes; `next_event` gives the machine's next event and reads only when it has none. One task may
+    `send` queues and writes. `next_event` returns the machine's next event, and reads only if there is none. One task may
     send while another receives.
     """
 
@@ -58,18 +58,18 @@ class Peer:
         self.transport, self.machine = transport, machine
         self._buffer = memoryview(bytearray(65536))
         self._writing = trio.Lock()
-        self._rest = memoryview(b"")  # of what the machine gave out last
+        self._rest = memoryview(b"")  # the unwritten end of the machine's last bytes
         self._given = False
         self._received = trio.lowlevel.ParkingLot()
         self._ended = False  # the server has closed its side
         self.end_of_input: bytes | None = None
-        """The text that a WebSocket's server takes for the end of the input; None where it has named none."""
+        """The text that a WebSocket's server takes for the end of the input; None if it has named none."""
         self.subprotocol: bytes | None = None
-        """The subprotocol that it has chosen of those that were offered; None where that is none."""
+        """The subprotocol that the server has chosen; None if it has chosen none."""
 
     @property
     def over(self) -> bool:
-        """Whether no request can be answered here any more: the server has ended the connection, or said that it will."""
+        """True if no more requests can be answered here: the server has ended the connection, or announced that it will."""
         return self._ended or getattr(self.machine, "must_close", False)
 
     async def send(self, *events: Any) -> None:
@@ -79,13 +79,13 @@ class Peer:
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes what the machine has ready. One that is cancelled loses nothing: the next goes on where it stopped."""
+        """Writes the bytes that the machine has ready. If it is cancelled, nothing is lost: the next call goes on there."""
         async with self._writing:
             while not self._write():
                 await self.transport.wait_writable()
 
     def _write(self) -> bool:
-        """Writes what needs no waiting; whether that was all."""
+        """Writes without waiting. True if nothing is left to write."""
         while True:
             if not self._rest and not self.transport.pending:
                 if self._given:
@@ -100,9 +100,9 @@ class Peer:
                 return False
 
     async def next_event(self) -> Any:
-        """The next event; ConnectionEnd at the end of the stream. It writes what is ready and never waits for that
-        alone, so that two ends with full buffers cannot wait for each other; and a server that takes no more may still
-        have said why."""
+        """The next event; ConnectionEnd at the end of the stream. It also writes the bytes that are ready, but never waits
+        to write alone: two ends with full buffers would wait for each other. A server that takes no more bytes may still
+        have sent its reason, so a failed write does not end the reading."""
         while isinstance(event := self.machine.next_event(), Signal):
             if event is TURN:
                 await trio.lowlevel.checkpoint()
@@ -123,7 +123,7 @@ class Peer:
         return event
 
     async def wait_room(self, stream: int) -> None:
-        """Waits until the stream may queue more. Another task must be receiving: windows come with what it reads."""
+        """Waits until the stream may queue more bytes. Another task must be receiving, as that reads the window updates."""
         machine: Any = self.machine
         await self.flush()
         while machine.room(stream) <= 0:
@@ -134,7 +134,7 @@ class Peer:
         async with self._writing, trio.open_nursery() as nursery:
 
             async def one(wait: Callable[[], Awaitable[None]]) -> None:
-                with suppress(TransportLost):  # the next try says so
+                with suppress(TransportLost):  # the next read or write raises it
                     await wait()
                 nursery.cancel_scope.cancel()
 
@@ -142,7 +142,7 @@ class Peer:
             nursery.start_soon(one, self.transport.wait_writable)
 
     def credit(self, data: Data) -> None:
-        """The data was consumed: its window goes back with the next write."""
+        """Gives back the window of consumed data; it goes out with the next write."""
         self.machine.credit(data.stream, data.nbytes)  # type: ignore[attr-defined]
 
     async def read_answer(self, stream: int) -> tuple[int, dict[bytes, bytes], bytes]:
@@ -165,24 +165,24 @@ class Peer:
                     raise TransportLost("the connection ended before the answer was complete")
 
     def close(self) -> None:
-        """Leaves: FIN, whatever is under way."""
+        """Closes the connection at once, also if requests are under way."""
         self.transport.close()
 
 
 def http1(transport: Transport) -> Peer:
-    """A client of HTTP/1.1."""
+    """A client connection of HTTP/1.1."""
     return Peer(transport, HTTP1Connection(Role.CLIENT))
 
 
 def http2(transport: Transport) -> Peer:
-    """A client of HTTP/2; over clear text it has prior knowledge."""
+    """A client connection of HTTP/2, in clear text with prior knowledge."""
     return Peer(transport, HTTP2Connection(Role.CLIENT))
 
 
 async def websocket(transport: Transport, path: str, *, authority: bytes = b"localhost", headers: Headers = ()) -> Peer:
-    """A client of a WebSocket, its handshake done; UpgradeRefused, which is a TransportLost, if it is refused. It offers a
-    text for the end of its input, and the subprotocols that `headers` have: `Peer.end_of_input` and `Peer.subprotocol` are
-    what the server has made of that."""
+    """Opens a WebSocket and returns its connection after the handshake. UpgradeRefused, a TransportLost, if the server
+    refuses. The handshake offers a text for the end of input, and the subprotocols in `headers`; `Peer.end_of_input` and
+    `Peer.subprotocol` have the server's choices."""
     handshake, key, offered = http1(transport), secrets.token_bytes(16), offered_end_of_input(secrets.token_bytes(16))
     await handshake.send(
         Request(
@@ -213,7 +213,7 @@ async def websocket(transport: Transport, path: str, *, authority: bytes = b"loc
 
 
 async def _said(refused: Peer) -> bytes:
-    """The body of a refusal; what there is of it where it is cut off."""
+    """The body of a refusal, as far as it came if it is cut off."""
     body = bytearray()
     with suppress(TransportLost, RemoteProtocolError):
         while isinstance(event := await refused.next_event(), Data):
@@ -232,8 +232,8 @@ def post(
     scheme: bytes = b"http",
     declares: bool = True,
 ) -> Sequence[Any]:
-    """The events of a POST: head, body and end; only the head where `body` is None. `declares` False: the head does not say
-    how long the body is."""
+    """The events of a POST: head, body and end; only the head if `body` is None. `declares` False: the head has no
+    content-length."""
     length = len(body) if declares and body is not None else None
     head = Head(
         method=b"POST",
@@ -250,13 +250,14 @@ def post(
 
 
 async def dial(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Transport:
-    """A TCP connection, with TLS where a context is given, to be closed by the caller; where the host is `unix:PATH`, one to
-    that Unix socket. OSError where nobody answers, TransportLost where TLS fails; cancelled, it has closed what it had."""
+    """Opens a TCP connection, or one to a Unix socket if the host is `unix:PATH`; with TLS if a context is given. The caller
+    closes it. OSError if the connection is not accepted, TransportLost if TLS fails. A cancelled call leaves nothing
+    open."""
     if host.startswith(UNIX):
         stream = await trio.open_unix_socket(host.removeprefix(UNIX))
     else:
         stream = await trio.open_tcp_stream(host, port)
-    # the stdlib socket below trio's: our transports wait with trio.lowlevel themselves
+    # The stdlib socket below Trio's, as the transports here wait with trio.lowlevel themselves.
     sock = _detached(stream)
     try:
         transport: Transport = SocketTransport(sock)
@@ -276,7 +277,7 @@ async def dial(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Tr
 
 @asynccontextmanager
 async def connect(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Transport]:
-    """The same, closed at the end of the block."""
+    """Opens a connection like `dial`, and closes it at the end of the block."""
     transport = await dial(host, port, tls=tls)
     try:
         yield transport

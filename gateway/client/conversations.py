@@ -1,4 +1,4 @@
-"""Calls in the words of the dialects, over whatever connection they are given."""
+"""Calls of the dialects, over any client connection."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 
 _GOODBYE = 1.0
-"""Seconds that a full connection has to take the reset of a stream that was left."""
+"""Seconds at most to write the reset of an abandoned stream to a full connection."""
 CUT_OFF = "the connection ended"
-"""In what a machine says where its peer has left in the middle of something: no other violation is the network's."""
+"""Part of the machines' error message for a connection that ended in the middle of something: TransportLost, not a
+violation."""
 
 
 @final
 class Client:
-    """One connection, and calls one after the other; each returns its whole Answer.
+    """One connection, for calls one after the other; each returns its whole Answer.
 
-    `call` and `stream` raise what an answer says went wrong; the others leave it in the Answer. `prefix` is where the
-    gateway is mounted. For more than one at a time, for pauses, and for what is no proper request, there is the Peer itself.
+    `call` and `stream` raise an error that an answer reports; the other methods leave it in the Answer. `prefix` is the path
+    below which the gateway is mounted. For several calls at a time, pauses or invalid requests, use the Peer.
     """
 
     def __init__(self, peer: Peer, *, authority: bytes = b"localhost", scheme: bytes = b"http", prefix: str = "") -> None:
@@ -42,13 +43,13 @@ class Client:
         self._requests = 0
 
     async def lmi(self, prompt: str, model: str = "", *, stream: bool = False, **parameters: Any) -> Answer:
-        """Text generation; the parameters are LMI's, such as `max_new_tokens`."""
+        """Calls text generation. The parameters are LMI's, such as `max_new_tokens`."""
         return await self.ask(lmi(prompt, model, stream=stream, **parameters))
 
     async def openai(
         self, messages: str | Sequence[Mapping[str, str]], model: str = "", *, stream: bool = False, **parameters: Any
     ) -> Answer:
-        """A chat completion; the parameters are OpenAI's, such as `max_tokens`."""
+        """Calls a chat completion. The parameters are OpenAI's, such as `max_tokens`."""
         return await self.ask(openai(messages, model, stream=stream, **parameters))
 
     async def infer(
@@ -60,7 +61,7 @@ class Client:
         stream: bool = False,
         parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
     ) -> Answer:
-        """v2's infer, or infer_stream. Each message has `outputs`."""
+        """Calls v2's infer, or infer_stream. Each message has `outputs`."""
         return await self.ask(infer(inputs, model, binary=binary, stream=stream, parameters=parameters))
 
     async def grpc_infer(
@@ -72,11 +73,11 @@ class Client:
         typed: bool = False,
         id: str = "",
         parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
-        timeout: float | None = None,  # noqa: ASYNC109  # the server's, which is told of it
+        timeout: float | None = None,  # noqa: ASYNC109  # sent to the server, which enforces it
         metadata: Metadata = (),
     ) -> Answer:
-        """gRPC's ModelInfer, or ModelStreamInfer, over HTTP/2. Each message has `outputs`; `code` of the answer is its
-        status."""
+        """Calls gRPC's ModelInfer, or ModelStreamInfer, over HTTP/2. Each message has `outputs`; the answer's `code` is the
+        status code. `timeout` is in seconds."""
         return await self.ask(
             grpc_infer(
                 inputs, model, stream=stream, typed=typed, id=id, parameters=parameters, timeout=timeout, metadata=metadata
@@ -84,51 +85,52 @@ class Client:
         )
 
     async def generate(self, members: Mapping[str, Any], model: str, *, stream: bool = False, **parameters: Any) -> Answer:
-        """v2's generate, or generate_stream; text is the member `text_input`. Each message is an object."""
+        """Calls v2's generate, or generate_stream. Text is the member `text_input`; each message is an object."""
         return await self.ask(generate(members, model, stream=stream, **parameters))
 
     async def invoke(
         self, endpoint: str, body: bytes, content_type: str = "application/json", *, stream: bool = False
     ) -> Answer:
-        """SageMaker's runtime."""
+        """Calls SageMaker's InvokeEndpoint, or InvokeEndpointWithResponseStream."""
         return await self.ask(invoke(endpoint, body, content_type, stream=stream))
 
     async def ask(self, question: Question) -> Answer:
-        """Any question that has its body. TransportLost where the connection ends before the answer does."""
+        """Sends a question that has a body and returns the whole answer, also if it is an error. TransportLost if the
+        connection ends before the answer does."""
         conversation = self.about(question)
         await conversation.begin()
         return await conversation.rest()
 
     async def call(self, question: Question) -> Answer:
-        """The whole answer of a question that has its body, where it is a success; `errors.CallFailed` where it is none. An
-        answer that comes while the body is still sent is heard. Where it does not come to an end, also by cancellation, the
-        server is told: the stream is reset, or the connection closed."""
+        """Sends a question that has a body and returns the whole answer; CallFailed if it is an error. The answer is read
+        while the body is still being sent. If the call does not reach the answer's end, also by cancellation, the stream is
+        reset or the connection closed, so that the server stops."""
         async with self.stream(question) as conversation:
             return (await conversation.rest()).check()
 
     @asynccontextmanager
     async def stream(self, question: Question) -> AsyncIterator[Conversation]:
-        """The answer of a question that has its body, to be iterated over as its messages come:
+        """The answer to a question that has a body, to iterate over as its messages arrive:
 
             async with client.stream(lmi("hello", stream=True)) as tokens:
                 async for token in tokens: ...
 
-        The iteration raises `errors.CallFailed` where the answer is a refusal, or breaks off. What is left of it at the end
-        of the block is not read: the stream is reset, or the connection closed.
+        The iteration raises CallFailed if the answer is a refusal or breaks off. If the answer is not whole at the end of
+        the block, the rest is not read: the stream is reset, or the connection closed.
         """
         conversation = self.about(question)
         async with _sent(conversation):
             yield conversation
 
     async def bidi(self, endpoint: str) -> Conversation:
-        """A bidirectional stream over HTTP/2."""
+        """Opens a bidirectional stream, over HTTP/2."""
         conversation = self.about(bidirectional(endpoint))
         await conversation.begin()
         return conversation
 
     def about(self, question: Question) -> Conversation:
-        """A conversation on the next stream of the connection; nothing is sent yet. LocalProtocolError for a question that
-        needs HTTP/2 where the connection has another protocol."""
+        """A conversation on the next stream of the connection; nothing is sent yet. LocalProtocolError if the question needs
+        HTTP/2 and the connection has another protocol."""
         machine = self.peer.machine
         if not self.carries(question):
             raise LocalProtocolError(f"{question.path} needs HTTP/2: connect with prior_knowledge=True, or over https")
@@ -142,17 +144,17 @@ class Client:
         return Conversation(self.peer, stream, question, authority=self._authority, scheme=self._scheme)
 
     def carries(self, question: Question) -> bool:
-        """True where the connection's protocol can."""
+        """True if the connection's protocol can carry the question."""
         return not question.http2 or isinstance(self.peer.machine, HTTP2Connection)
 
     def close(self) -> None:
-        """Leaves."""
+        """Closes the connection at once."""
         self.peer.close()
 
 
 @final
 class Conversation:
-    """A request and its answer on one stream; of a bidirectional one, both as they go on."""
+    """A request and its answer on one stream. On a bidirectional stream, both go on side by side."""
 
     def __init__(
         self, peer: Peer, stream: int, question: Question, *, authority: bytes = b"localhost", scheme: bytes = b"http"
@@ -161,11 +163,11 @@ class Conversation:
         self._authority, self._scheme = authority, scheme
         self.answer = question.answer()
         self.said = False
-        """Whether the head, and the body where there is one, have been written."""
+        """True once the head, and the body if there is one, have been written."""
         self._taken = 0
 
     async def begin(self) -> None:
-        """Sends the head, and the body where there is one. TransportLost where the server has ended the connection."""
+        """Sends the head, and the body if there is one. TransportLost if the server has ended the connection."""
         if self._peer.over:
             raise TransportLost("the server has ended this connection: open another one")
         question = self._question
@@ -177,17 +179,17 @@ class Conversation:
         self.said = True
 
     async def send(self, data: bytes, *, last: bool = True, text: bool = False) -> None:
-        """The next part; `last` False: the next one continues it; `text`: it is UTF-8."""
+        """Sends the next part. `last` False: the part after it continues it. `text`: it is UTF-8."""
         state = bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
         kind = bidi.DataType.UTF8 if text else bidi.DataType.BINARY
         await self._event(bidi.encode_request_part(data, kind, state, date_ms=0))
 
     async def wait_room(self) -> None:
-        """Returns when what was sent is written but for a bounded rest. Another task must be receiving."""
+        """Waits until all but a bounded rest of the sent bytes is written. Another task must be receiving."""
         await self._peer.wait_room(self._stream)
 
     async def end(self) -> None:
-        """There are no more parts."""
+        """Ends the request: there are no more parts."""
         await self._event(bidi.encode_request_end(date_ms=0))
         await self._peer.send(End(stream=self._stream))
 
@@ -195,7 +197,7 @@ class Conversation:
         await self._peer.send(Data(stream=self._stream, buffers=tuple(buffers)))
 
     async def receive(self) -> Any:
-        """The next message of the answer; None at its end, then `answer` says how it ended."""
+        """The next message of the answer; None at the end: `answer` then has the error, if there is one."""
         answer = self.answer
         while len(answer.messages) == self._taken:
             if answer.over:
@@ -208,7 +210,7 @@ class Conversation:
         return self
 
     async def __anext__(self) -> Any:
-        """As `receive`, but what was given is not kept in `answer`; at its end CallFailed where the answer is an error."""
+        """Like `receive`, but `answer` does not keep the messages. At the end, CallFailed if the answer is an error."""
         message = await self.receive()
         answer = self.answer
         del answer.messages[: self._taken]
@@ -221,13 +223,13 @@ class Conversation:
         return message
 
     async def rest(self) -> Answer:
-        """The answer, when it is whole."""
+        """Waits for the end of the answer, and returns it."""
         while not self.answer.over:
             await self.step()
         return self.answer
 
     async def step(self) -> None:
-        """Takes the connection's next event, whatever that brings to `answer`. TransportLost where the answer is cut off."""
+        """Reads one event of the connection into `answer`, if it belongs there. TransportLost if the answer is cut off."""
         try:
             event = await self._peer.next_event()
         except RemoteProtocolError as e:
@@ -249,14 +251,14 @@ class Conversation:
                 raise TransportLost("the connection ended before the answer was complete")
 
     def leave(self) -> None:
-        """The client loses interest: the stream is reset with the next write, or the connection is closed."""
+        """Abandons the call: over HTTP/2 resets the stream with the next write, otherwise closes the connection."""
         if isinstance(self._peer.machine, HTTP2Connection):
             self._peer.machine.send(Reset(stream=self._stream, code=8))
         else:
             self._peer.close()
 
     async def abandon(self) -> None:
-        """The same, and writes it; nothing where the stream has ended."""
+        """Abandons the call like `leave`, and writes the reset. Does nothing if the stream has ended."""
         with suppress(LocalProtocolError):
             self.leave()
             await self._peer.flush()
@@ -264,7 +266,7 @@ class Conversation:
 
 @asynccontextmanager
 async def _sent(conversation: Conversation) -> AsyncIterator[None]:
-    """A question that is sent while its answer is read; left at the end of the block unless that is whole."""
+    """Sends a question while the block reads its answer; abandons the call at the end unless the answer is whole."""
     wrong: Exception | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -286,28 +288,28 @@ async def _sent(conversation: Conversation) -> AsyncIterator[None]:
 
 
 async def _begin(conversation: Conversation) -> None:
-    with suppress(TransportLost, LocalProtocolError):  # whoever receives hears why
+    with suppress(TransportLost, LocalProtocolError):  # the receiver raises the reason
         await conversation.begin()
 
 
 @final
 class SocketConversation:
-    """The frames of a WebSocket, each a part in full."""
+    """A WebSocket, frame by frame; a message is one frame unless `send_frame` splits it."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.code: int | None = None
-        """Of the Close that came."""
+        """The code of the server's Close; None before it, or if it has none."""
         self.reason = ""
 
     async def send(self, data: str | bytes) -> None:
-        """One message in one frame."""
+        """Sends one message in one frame."""
         text = isinstance(data, str)
         payload = data.encode() if isinstance(data, str) else data
         await self.send_frame(Opcode.TEXT if text else Opcode.BINARY, payload)
 
     async def send_frame(self, opcode: Opcode, data: bytes, *, fin: bool = True) -> None:
-        """One frame; what goes on with a message that has begun is a CONTINUATION."""
+        """Sends one frame. A frame that continues a message is a CONTINUATION."""
         await self.peer.send(Frame(opcode=opcode, fin=fin, data=data))
 
     @property
@@ -316,14 +318,14 @@ class SocketConversation:
         return self.peer.end_of_input is not None
 
     async def end(self) -> None:
-        """Tells the server that there is no more input: it answers what it still has to, and then says Close. Raises
-        LocalProtocolError where the server has named no text for that (`can_end`)."""
+        """Tells the server that there is no more input. The server sends the rest of its answer and a Close.
+        LocalProtocolError if the server has named no text for the end of input (`can_end`)."""
         if self.peer.end_of_input is None:
             raise LocalProtocolError("the server has named no end of input: a WebSocket has none of its own")
         await self.send_frame(Opcode.TEXT, self.peer.end_of_input)
 
     async def receive(self) -> bytes | None:
-        """The bytes of the next frame; None after a Close, whose `code` is there then."""
+        """The bytes of the next frame; None after a Close, when `code` is set."""
         frame = await self.receive_frame()
         return None if frame is None else bytes(frame.data)
 
@@ -345,5 +347,5 @@ class SocketConversation:
                     raise TransportLost("the connection ended without a Close")
 
     async def close(self) -> None:
-        """Says goodbye."""
+        """Sends a Close."""
         await self.peer.send(Close())

@@ -1,4 +1,4 @@
-"""A client at a URL: connects, with TLS where the URL says so, and chooses HTTP/2 or HTTP/1.1."""
+"""Connects a client to a URL: with TLS for https, and with HTTP/2 or HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _PORTS = {"http": 80, "https": 443}
 async def open_client(
     url: str, *, tls: ssl.SSLContext | None = None, prior_knowledge: bool = False
 ) -> AsyncIterator[Client]:
-    """One connection to the gateway at `url`, such as `http://localhost:8080`, `https://host/prefix` where it is mounted
-    below a path, or `unix:/run/everywire.sock` for a Unix socket in clear; closed at the end of the block. The caller
-    sets deadlines, with Trio's scopes.
+    """Opens one connection to the gateway at `url`, and closes it at the end of the block.
 
-    Over https the context's ALPN decides: by default it offers HTTP/2 and HTTP/1.1 and trusts the system's authorities
-    (`gateway.net.tls_context.client_context(ca)` trusts one of your own). Over http it speaks HTTP/1.1, or with
-    `prior_knowledge` HTTP/2, which bidirectional streams need; over https that must then come about. ValueError for what is
-    no such URL, OSError where nobody answers, `gateway.errors.TransportLost` where TLS fails.
+    The URL is, for example, `http://localhost:8080`, `https://host/prefix` if the gateway is mounted below a path, or
+    `unix:/run/everywire.sock` for a Unix socket in clear text. The caller sets deadlines with Trio's scopes.
+
+    Over https, the context's ALPN chooses the protocol: by default it offers HTTP/2 and HTTP/1.1 and trusts the system's
+    authorities (`gateway.net.tls_context.client_context(ca)` trusts your own). Over http, the client speaks HTTP/1.1, or
+    HTTP/2 with `prior_knowledge`; bidirectional streams need HTTP/2. Over https, `prior_knowledge` requires HTTP/2.
+    ValueError for an invalid URL, OSError if the connection is not accepted, `gateway.errors.TransportLost` if TLS fails or
+    does not agree on a required HTTP/2.
     """
     client = await connected(url, tls=tls, prior_knowledge=prior_knowledge)
     try:
@@ -36,7 +38,7 @@ async def open_client(
 
 
 async def connected(url: str, *, tls: ssl.SSLContext | None = None, prior_knowledge: bool = False) -> Client:
-    """The same, to be closed by the caller."""
+    """Opens a connection like `open_client`; the caller closes it."""
     at = url if url.startswith(UNIX) else ""
     parts = urlsplit("http://localhost" if at else url)
     if parts.scheme not in _PORTS or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:

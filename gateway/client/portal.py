@@ -1,4 +1,4 @@
-"""A Trio run in a thread of its own, for programs that have no event loop: calls of async functions from any thread."""
+"""A Trio run in its own thread, for programs without an event loop: any thread can call async functions in it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import trio
 
 T = TypeVar("T")
 
-_LAST = 5.0  # seconds that cancelled tasks, and the thread, have for their end
+_LAST = 5.0  # seconds that a caller waits for cancelled tasks, or for the thread, to end
 
 
 class Closed(Exception):
-    """The portal, or the client that has it, was closed."""
+    """Raised if the portal, or the client that owns it, was closed."""
 
 
 @final
 class Portal:
-    """The run lasts until `close`, until nobody has the portal any more, or to the end of the program, whichever is first.
+    """A Trio run in a thread, which lasts until `close`, until the portal is collected, or until the program ends.
 
     Ctrl-C in a thread that waits for a call cancels the call. `closing` is called in the run's thread at its end.
     """
@@ -32,23 +32,23 @@ class Portal:
         self._run = run = _Run(closing)
         thread = threading.Thread(target=run.main, name="everywire-client", daemon=True)
         thread.start()
-        # not a method of ours, which would keep us
+        # Not a method: its reference to the portal would prevent the collection.
         self._close = weakref.finalize(self, _close, run, thread)
         run.begun.wait()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any, timeout: float | None) -> T:
-        """What the function returns, or raises. TimeoutError where that takes longer than `timeout` seconds, and Closed
-        where the portal is, or comes to be: the function has then been cancelled. RuntimeError in a task of Trio's, which
-        would hold up all others of its loop."""
+        """Calls an async function in the run, and returns its result or raises its exception. TimeoutError if it takes
+        longer than `timeout` seconds, Closed if the portal is closed before it returns: the function is then cancelled.
+        RuntimeError in a task of Trio, as the call would block its loop."""
         _check_thread()
         future: Future[T] = Future()
         scope = trio.CancelScope()
         try:
-            # Ctrl-C may come before it is waited for: the other thread may have been that quick
+            # In the `try`: Ctrl-C may come between `submit` and `result`.
             if self._run.submit(_performed, future, scope, function, arguments, timeout):
                 return future.result()
         except BaseException:
-            # Ctrl-C: what was called goes no further than this, and what has not begun does not begin
+            # Ctrl-C: a running function is cancelled, and one that has not begun does not begin.
             if not (future.done() or future.cancel()):
                 self._run.soon(scope.cancel)
                 with suppress(BaseException):
@@ -58,18 +58,18 @@ class Portal:
 
     @property
     def detached(self) -> Callable[[Callable[[], object]], None]:
-        """Calls a function in the run's thread, some time, unless the run is over; it does not keep the portal."""
+        """A function that calls another one in the run's thread, later, unless the run is over. It does not keep the portal
+        from being collected."""
         return self._run.soon
 
     def close(self) -> None:
-        """Cancels what is under way, whose callers see Closed, and waits up to 5 seconds for the thread. A second call does
-        nothing."""
+        """Cancels all calls, which raise Closed, and waits up to 5 seconds for the thread. A second call does nothing."""
         self._close()
 
 
 @final
 class _Run:
-    """What the thread and its tasks know."""
+    """The state that the thread and its tasks share. It does not refer to the portal."""
 
     def __init__(self, closing: Callable[[], None]) -> None:
         self.begun = threading.Event()
@@ -81,7 +81,7 @@ class _Run:
         self._over = False
 
     def main(self) -> None:
-        """The thread's."""
+        """Runs Trio in the thread until `stop`."""
         try:
             trio.run(self._main)
         finally:
@@ -103,7 +103,8 @@ class _Run:
             self._closing()
 
     def submit(self, function: Callable[..., Awaitable[None]], future: Future[Any], *arguments: Any) -> bool:
-        """Whether the function was given to the run; the future then has its end, whatever that is."""
+        """Starts the function in the run. False if the run is over; if True, the future always gets a result or an
+        exception."""
         with self._lock:
             if self._over:
                 return False
@@ -138,7 +139,7 @@ class _Run:
 
 def _close(run: _Run, thread: threading.Thread) -> None:
     run.soon(run.stop)
-    if threading.current_thread() is not thread:  # where it is collected there
+    if threading.current_thread() is not thread:  # the portal may be collected in the run's thread
         thread.join(_LAST)
 
 
@@ -157,11 +158,11 @@ async def _performed(
     except Exception as e:
         settle(future, e)
     finally:
-        settle(future, Closed("the client was closed"))  # where nothing else has been said
+        settle(future, Closed("the client was closed"))  # no effect if the future has its end already
 
 
 def settle(future: Future[Any], error: BaseException | None, result: object = None) -> None:
-    """The future's end, unless it has one."""
+    """Sets the future's exception or result, unless it has one already."""
     if not future.done():
         if error is None:
             future.set_result(result)

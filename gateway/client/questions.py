@@ -1,4 +1,4 @@
-"""What a client asks in each dialect: path, headers and body of a request, and what reads its answer."""
+"""The requests of each dialect: path, headers and body, and the class that reads the answer."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _EVENTS: Headers = ((b"content-type", bidi.CONTENT_TYPE.encode()),)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request of some dialect, and what reads its answer. `body` None: it is sent piece by piece."""
+    """A request of a dialect, and the class that reads its answer. `body` None: it is sent piece by piece."""
 
     path: str
     answer: Callable[[], Answer]
     headers: Headers = _JSON
     body: bytes | None = b""
     declares: bool = True
-    """Whether its head says how long the body is, where there is one: gRPC's do not."""
+    """True if the head has a content-length for the body. gRPC's heads have none."""
     http2: bool = False
-    """True where only HTTP/2 can carry it."""
+    """True if only HTTP/2 can carry the request."""
 
 
 def lmi(prompt: str, model: str = "", /, *, stream: bool = False, **parameters: Any) -> Question:
@@ -63,7 +63,7 @@ def lmi(prompt: str, model: str = "", /, *, stream: bool = False, **parameters: 
 def openai(
     messages: str | Sequence[Mapping[str, str]], model: str = "", /, *, stream: bool = False, **parameters: Any
 ) -> Question:
-    """A chat completion; a str is the one message of a user."""
+    """A chat completion; a str stands for one message of the user."""
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     asked = {"messages": said, "stream": stream, **({"model": model} if model else {}), **parameters}
     answer = CompletionEventsAnswer if stream else CompletionAnswer
@@ -78,7 +78,7 @@ def infer(
     stream: bool = False,
     parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
 ) -> Question:
-    """v2's infer, with binary tensors or in JSON, in both directions; or its infer_stream."""
+    """v2's infer, or its infer_stream, with tensors in both directions as binary data or in JSON."""
     tensors = [v2.V2Tensor(name=name, datatype=datatype_of(a.dtype), array=a) for name, a in inputs.items()]
     headers, buffers = v2.encode_infer_request(tensors, parameters=parameters, binary=binary, binary_data_output=binary)
     fields = tuple(field for field in headers if field[0] != b"content-length")
@@ -111,12 +111,13 @@ def grpc_infer(
     timeout: float | None = None,
     metadata: Metadata = (),
 ) -> Question:
-    """gRPC's ModelInfer, for models with one response to a request; or its ModelStreamInfer, with one request, for any. Both
-    need HTTP/2.
+    """gRPC's ModelInfer, for models with one response to a request, or its ModelStreamInfer with one request, for any model.
+    Both need HTTP/2.
 
-    `typed` sends `contents` instead of raw data. `timeout` is how many seconds the server has for the call (`grpc-timeout`):
-    it ends the call with DEADLINE_EXCEEDED then, while a scope of the caller's leaves it. `protocols.v2.V2Error` for tensors
-    and parameters that gRPC has no form for, `protocols.errors.LocalProtocolError` for such metadata.
+    `typed` sends `contents` instead of raw data. `timeout` is the time in seconds that the server has for the call
+    (`grpc-timeout`): the server then ends it with DEADLINE_EXCEEDED, while a scope of the caller's abandons the call.
+    `protocols.v2.V2Error` for tensors and parameters that gRPC has no form for, `protocols.errors.LocalProtocolError` for
+    invalid metadata.
     """
     body = grpc_request(inputs, model, typed=typed, id=id, parameters=parameters)
     method, answer = ("ModelStreamInfer", InferStreamAnswer) if stream else ("ModelInfer", InferCallAnswer)
@@ -132,7 +133,7 @@ def grpc_request(
     id: str = "",
     parameters: Mapping[str, Any] = v2.NO_PARAMETERS,
 ) -> bytes:
-    """One request of either, as the message that it is in the body."""
+    """The body of one request of ModelInfer or ModelStreamInfer: a framed message."""
     tensors = [v2.V2Tensor(name=name, datatype=datatype_of(a.dtype), array=a) for name, a in inputs.items()]
     return b"".join(frame(render_infer_request(model, tensors, id=id, parameters=parameters, typed=typed)))
 

@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the same questions and answers, with calls that block and plain iterators.
+"""The client for programs without an event loop: the typed client's questions and answers, with blocking calls.
 
     from gateway.client import lmi
     from gateway.client.sync import Client
@@ -39,23 +39,23 @@ from protocols.v2 import V2Error
 __all__ = ["Client", "Closed", "Duplex", "Stream"]
 
 _IDLE = 8
-"""Connections kept for the next calls."""
+"""Idle connections that are kept for later calls, at most."""
 _AHEAD = 16
-"""Messages of a bidirectional stream that wait to be received."""
+"""Messages of a bidirectional stream that are read ahead, at most."""
 
 
 @final
 class Client:
-    """Calls of the gateway at `url`, from any thread, as many at once as there are threads: each has a connection of its
-    own, and idle ones are used again. One background thread does the work.
+    """Calls the gateway at `url`. Threads may call at the same time: each call has its own connection, and idle ones are
+    used again. One background thread does the work.
 
-    `url` and `tls` are as for `gateway.client.open_client`. `timeout` is how many seconds a call may take, connecting
-    included, and each message of a stream; None for no limit. It is raised as TimeoutError. Other errors are the typed
-    client's: OSError where there is no connection, `gateway.errors.TransportLost` where it is lost,
-    `gateway.client.CallFailed` for what the server says, and Closed after `close`.
+    `url` and `tls` are as for `gateway.client.open_client`. `timeout` is the time in seconds for a call, connecting
+    included, and for each message of a stream: default 60, None for no limit. TimeoutError if it is over. Other errors are
+    the typed client's: OSError if there is no connection, `gateway.errors.TransportLost` if it is lost,
+    `gateway.client.CallFailed` if the server answers with an error; and Closed after `close`.
 
-    `close`, the end of the `with` block, the end of the program, and the collection of a client that was forgotten end what
-    is under way and close all connections; that takes 5 seconds at most. In a task of Trio's each call raises RuntimeError.
+    `close`, the end of the `with` block, the end of the program and the collection of the client end all calls and close all
+    connections, within 5 seconds. In a task of Trio, each call raises RuntimeError.
     """
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, timeout: float | None = 60.0) -> None:
@@ -70,31 +70,32 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends everything. Idempotent."""
+        """Ends all calls and closes all connections. A second call does nothing."""
         self._portal.close()
 
     def call(self, question: Question) -> Answer:
-        """The whole answer, where it is a success. Ctrl-C, and a time that is over, cancel its model."""
+        """The whole answer; CallFailed if it is an error. Ctrl-C and the timeout abandon the call, which cancels its
+        model."""
         return self._portal.call(self._calls.call, question, timeout=self.timeout)
 
     def stream(self, question: Question) -> Stream:
-        """The answer as its messages come. It is asked for at once; a refusal is raised by the first message."""
+        """The answer as its messages arrive. The request is sent at once; the first message raises a refusal."""
         return Stream(self._portal, _Begun(self._calls, question), self.timeout)
 
     def bidirectional(self, endpoint: str) -> Duplex:
-        """SageMaker's bidirectional stream, over HTTP/2."""
+        """Opens SageMaker's bidirectional stream, over HTTP/2."""
         return Duplex(self._portal, _Talk(self._calls, bidirectional(endpoint)), self.timeout)
 
 
 class _Held:
-    """Something that is under way over a connection, as its caller has it; left when it is closed, or forgotten."""
+    """A call under way, as its caller holds it; abandoned when it is closed or collected."""
 
     def __init__(self, portal: Portal, begun: _Begun, timeout: float | None) -> None:
         self.timeout = timeout
         self._portal, self._begun = portal, begun
         self._leave = weakref.finalize(self, portal.detached, begun.leave)
-        self._leave.atexit = False  # the client ends all
-        self._call(begun.open)  # only now: who is interrupted here leaves it
+        self._leave.atexit = False  # at the end of the program the client ends all calls
+        self._call(begun.open)  # last: an interrupt from here on abandons the call
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +105,7 @@ class _Held:
 
     @property
     def answer(self) -> Answer:
-        """Its head, and how it ended; its messages are given out and not kept."""
+        """The answer's head, and its error if there is one. It does not keep the messages."""
         return self._begun.conversation.answer
 
     def _call(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
@@ -112,25 +113,25 @@ class _Held:
             return self._portal.call(function, *arguments, timeout=self.timeout)
         except Exception:
             raise
-        except BaseException:  # Ctrl-C, whose traceback may keep us for long
+        except BaseException:  # Ctrl-C: its traceback may keep this object for long
             self.close()
             raise
 
     def close(self) -> None:
-        """Leaves: where it is not over, the server is told, and cancels its model. Idempotent."""
+        """Abandons the call unless it is over: the server then cancels its model. A second call does nothing."""
         self._leave()
 
 
 @final
 class Stream(_Held, Iterator[Any]):
-    """The messages of an answer, in a `for` loop; one thread at a time. Nothing is read ahead, so that a slow loop slows its
-    model. After a TimeoutError the next message may still be asked for."""
+    """The messages of an answer, for a `for` loop in one thread at a time. Nothing is read ahead, so a slow loop slows the
+    model. After a TimeoutError the iteration may go on."""
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Any:
-        """The next message. At the end CallFailed where the answer is an error."""
+        """The next message. At the end, CallFailed if the answer is an error."""
         message = self._call(self._begun.next)
         if message is _END:
             raise StopIteration
@@ -141,24 +142,24 @@ class Stream(_Held, Iterator[Any]):
 class Duplex(_Held):
     """Parts in both directions; one thread may send while another receives.
 
-    Up to 16 parts that nobody has received are read ahead. A model that sends more waits, and may then take no more itself:
-    whoever sends much from one thread must receive in between. After a TimeoutError of `receive` it may be called again; one
-    of `send` leaves open whether the part was sent.
+    At most 16 parts are read ahead. A model that sends more waits, and may then take no more parts: a thread that sends much
+    must receive in between, or leave that to another one. After a TimeoutError, `receive` may be called again; after one of
+    `send`, it is unknown whether the part was sent.
     """
 
     _begun: _Talk
 
     def send(self, data: bytes, *, last: bool = True, text: bool = False) -> None:
-        """Sends a part, and returns when it is written but for a bounded rest; `last` False: the next part continues it;
-        `text`: it is UTF-8. TransportLost where the answer is over, or what `receive` would raise."""
+        """Sends a part; returns when all but a bounded rest is written. `last` False: the next part continues it. `text`: it
+        is UTF-8. If the answer is over, raises its error like `receive`, or TransportLost."""
         self._call(self._begun.send, data, last, text)
 
     def end(self) -> None:
-        """There are no more parts."""
+        """Ends the input: there are no more parts."""
         self._call(self._begun.end)
 
     def receive(self) -> bytes | None:
-        """The next part; None at the end. CallFailed where the answer is an error."""
+        """The next part; None at the end. CallFailed if the answer is an error."""
         message = self._call(self._begun.next)
         return None if message is _END else message
 
@@ -174,7 +175,7 @@ _END: Any = object()
 
 @final
 class _Calls:
-    """The connections: those in use, and idle ones."""
+    """The connections of a client, in use and idle."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
         self._url, self._tls = url, tls
@@ -193,7 +194,7 @@ class _Calls:
         return await self.connect(question)
 
     def _idle_for(self, question: Question) -> conversations.Client | None:
-        """The last that became idle, of those that can carry it."""
+        """The connection that became idle last, of those that can carry the question; None if there is none."""
         for at in reversed(range(len(self._idle))):
             if self._idle[at].carries(question):
                 return self._idle.pop(at)
@@ -205,7 +206,8 @@ class _Calls:
         return connection
 
     def give(self, connection: conversations.Client, answer: Answer) -> None:
-        """Its answer is whole: it may serve another call."""
+        """Takes back a connection whose answer is whole, for another call; closes it if enough are idle or the server closes
+        it."""
         fields = dict(answer.headers)
         if len(self._idle) < _IDLE and b"close" not in fields.get(b"connection", b"").lower():
             self._idle.append(connection)
@@ -228,14 +230,14 @@ class _Calls:
 
 
 def _beside(function: Callable[[], Awaitable[None]]) -> None:
-    """Runs it beside the call that says so, which is a child of the portal's own nursery."""
+    """Runs a function beside the current call, in the portal's nursery."""
     nursery = trio.lowlevel.current_task().parent_nursery
     assert nursery is not None
     nursery.start_soon(function)
 
 
 async def _fit(peer: Peer) -> bool:
-    """Whether an idle connection may be used again: what its server has said meanwhile is heard first."""
+    """True if an idle connection may be used again, after reading the events that have arrived meanwhile."""
     with trio.CancelScope(deadline=-math.inf):
         try:
             while not isinstance(await peer.next_event(), ConnectionEnd | GoAway):
@@ -247,7 +249,7 @@ async def _fit(peer: Peer) -> bool:
 
 
 class _Begun:
-    """A conversation under way, on a connection of its own."""
+    """A conversation under way, on its own connection."""
 
     conversation: Conversation
 
@@ -257,7 +259,7 @@ class _Begun:
         self._over = False
 
     async def open(self) -> None:
-        """Connects, and begins to ask."""
+        """Connects, and begins to send the question."""
         self._on(await self._calls.take(self._question))
         _beside(self.ask)
 
@@ -267,12 +269,12 @@ class _Begun:
             self._calls.drop(connection)
 
     async def ask(self) -> None:
-        """Sends the question, while its answer is read already."""
-        with suppress(TransportLost, LocalProtocolError):  # whoever receives hears why
+        """Sends the question, while its answer is already being read."""
+        with suppress(TransportLost, LocalProtocolError):  # the receiver raises the reason
             await self.conversation.begin()
 
     async def next(self) -> Any:
-        """The next message, _END after the last; after that it is for ever the same."""
+        """The next message; _END after the last, and on every later call."""
         try:
             return await anext(self.conversation)
         except StopAsyncIteration:
@@ -292,7 +294,7 @@ class _Begun:
         self.leave()
 
     def leave(self) -> None:
-        """Ends the connection, unless it serves another call by now."""
+        """Closes the connection, unless it was given back."""
         if not self._over:
             self._over = True
             if self._connection is not None:
@@ -301,7 +303,7 @@ class _Begun:
 
 @final
 class _Talk(_Begun):
-    """One that has a reader of its own, because whoever sends needs the windows that come with what is read."""
+    """A bidirectional conversation. It has its own reading task, as sending needs the window updates that reading brings."""
 
     def __init__(self, calls: _Calls, question: Question) -> None:
         super().__init__(calls, question)
@@ -316,20 +318,20 @@ class _Talk(_Begun):
         _beside(self._pump)
 
     async def _pump(self) -> None:
-        """Reads to the end, or until nobody has room."""
+        """Reads parts to the end; waits while the receiver is 16 parts behind."""
         try:
             async for part in self.conversation:
                 await self._put.send(part)
-        except Exception as e:  # raised where somebody receives
+        except Exception as e:  # `next` and `send` raise it
             self._error = e
         finally:
             self._put.close()
             for scope in self._sending:
                 scope.cancel()
-            super().leave()  # what waits may still be received
+            super().leave()  # the parts read ahead may still be received
 
     def leave(self) -> None:
-        """The same, and nothing that waits is wanted."""
+        """Closes the connection, and drops the parts that were read ahead."""
         super().leave()
         self._got.close()
 
@@ -339,17 +341,17 @@ class _Talk(_Begun):
             return await self._got.receive()
         except trio.EndOfChannel:
             if self._error is not None:
-                raise copy(self._error) from None  # one that was raised would keep this, by its traceback
+                raise copy(self._error) from None  # a copy, as the traceback of the raised one would keep this object
             return _END
         except trio.ClosedResourceError:
             raise TransportLost("it was left") from None
 
     async def send(self, data: bytes, last: bool, text: bool) -> None:
-        """A part, and waits for its room."""
+        """Sends a part, and waits for room."""
         await self._say(lambda: self.conversation.send(data, last=last, text=text), room=True)
 
     async def end(self) -> None:
-        """The end of input."""
+        """Ends the input."""
         await self._say(self.conversation.end, room=False)
 
     async def _say(self, say: Callable[[], Awaitable[None]], *, room: bool) -> None:
@@ -362,7 +364,7 @@ class _Talk(_Begun):
                         await self.conversation.wait_room()
                     return
             except (TransportLost, LocalProtocolError):
-                pass  # the reader hears why
+                pass  # the reader has the reason
             finally:
                 self._sending.discard(scope)
         if self._error is not None:

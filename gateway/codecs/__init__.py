@@ -1,1 +1,1 @@
-"""Between requests and the messages of models, both ways, pure. May import the ground alone."""
+"""Pure conversions between requests and the messages of models, both ways. May import the ground alone."""

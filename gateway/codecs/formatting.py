@@ -1,4 +1,4 @@
-"""One request between the formatters of its model's author, called where the model runs."""
+"""Runs the formatters of a model's author on one request, in the process that runs the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMS = frozenset(form.value for form in lmi.Formatter)
 
 @final
 class JSONBounds(NamedTuple):
-    """The limits of JSON that a formatter reads: `limits.json_depth`, `json_containers` and `json_values`."""
+    """The limits of JSON that a formatter reads: `limits.json_depth`, `limits.json_containers`, `limits.json_values`."""
 
     depth: int
     containers: int
@@ -26,8 +26,8 @@ class JSONBounds(NamedTuple):
 
 @final
 class Formatting:
-    """One request and its answer, read and written by the author's functions. The object that the input formatter has made
-    is there for the output formatter."""
+    """One request and its answer, read and written by the author's functions. The output formatter sees the object that the
+    input formatter has made."""
 
     def __init__(self, id: str, reads: InputFormatter | None, writes: OutputFormatter | None) -> None:
         """`id` is the request's. If the model has no input formatter, `take` has the request."""
@@ -36,15 +36,15 @@ class Formatting:
 
     @property
     def writes(self) -> bool:
-        """True if the author's code writes this answer: by the function that the input formatter has chosen for this
-        request, else by the model's own. False where it has chosen one of the schema's forms by name, or there is none."""
+        """True if the author's code writes this answer: the function that the input formatter has chosen for this request,
+        otherwise the model's output formatter. False if there is none, or the input formatter chose a form of the schema."""
         return self._writer is not None
 
     def read(
         self, content: bytes, fields: Mapping[str, str], bounds: JSONBounds, name: str, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """The request of the schema that the input formatter makes of this one; to be called in a thread. ModelError where
-        it returns what cannot be one, and whatever it raises itself."""
+        """Calls the input formatter and returns its request in the schema's form; to be called in a thread. ModelError if
+        the formatter returns an invalid request; also raises whatever it raises."""
         assert self._reads is not None
         item = Input(content, fields, decode=partial(_decode, bounds))
         asked = self._reads(item, model_name=name, configs=dict(options))
@@ -58,14 +58,14 @@ class Formatting:
         return document
 
     def take(self, asked: TextInput) -> None:
-        """This is what was asked, as the output formatter is to see it."""
+        """Sets the request that the output formatter sees."""
         if self._writer is not None:
             asked.request_id = self._id
             self._output = TextGenerationOutput(self._id, asked)
 
     def write(self, tokens: Sequence[Token]) -> str:
-        """The text that the output formatter makes of one more token, the last of these; those before it are the prompt's.
-        ModelError where it makes something else, and whatever it raises itself."""
+        """Calls the output formatter for one more token, the last of these, and returns its text. The tokens before it are
+        the prompt's. ModelError if it does not return a str; also raises whatever it raises."""
         output, writer = self._output, self._writer
         assert writer is not None
         for token in tokens:

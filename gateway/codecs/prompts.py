@@ -1,4 +1,4 @@
-"""Prompts: a request of LMI's as a text model sees it."""
+"""Prompts: requests of LMI's schema as a text model sees them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def read_prompt(
     containers: int = CONTAINERS,
     values: int = VALUES,
 ) -> Prompt:
-    """A prompt as a part carries it: an LMI request object, or the plain text itself. Its answer is one text. `within` is
-    `within_ceiling` of a model."""
+    """Reads the prompt in a part: an LMI request object, or plain text. Its answer must be one text. `within` applies the
+    model's ceiling of tokens (`within_ceiling`). ModelError if the prompt is invalid."""
     try:
         kind = "application/json" if data.lstrip()[:1] == b"{" else "text/plain"
         request = lmi.parse_request(data, kind, containers=containers, values=values)
@@ -33,5 +33,5 @@ def read_prompt(
 
 
 def prompt_of(text: str, parameters: lmi.Parameters) -> Prompt:
-    """The model's view of a request."""
+    """The prompt of a request, as its model sees it."""
     return Prompt(text=text, parameters=GenerationParameters(**msgspec.structs.asdict(parameters)))

@@ -1,4 +1,4 @@
-"""Requests and answers of tensors, between v2's codec and what a model sees."""
+"""Converts requests and responses of tensors between v2's codec and the messages of models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.spec import Batching, ModelSpec, TensorSpec
 from protocols import v2
 
 SHORT = 16 * 1024
-"""Bytes or elements that are read or written at once, whatever they are."""
+"""Bytes or elements that are read or written on the loop, whatever their datatype."""
 
 
 _USUAL = (list, tuple)
@@ -38,8 +38,8 @@ def request_of(request: v2.V2Request) -> InferRequest:
 
 
 def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
-    """A model's outputs as the codec takes them, and the number of their elements, of which those of BYTES count more.
-    TypeError for an output that is no tensor."""
+    """A response's outputs as the codec takes them, and the number of their elements, where an element of BYTES counts more.
+    TypeError for an output that is not a tensor."""
     if type(response.outputs) not in _USUAL and not isinstance(response.outputs, Sequence):
         raise TypeError(f"the outputs of an InferResponse are a sequence of Tensors, not {type(response.outputs).__name__}")
     if response.id or response.parameters:
@@ -49,7 +49,7 @@ def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
         data: Any
         if type(t) is not Tensor or type(data := t.data) is not _array or type(t.name) is not str:
             _check_output(t)
-            # what nobody has looked at leaves as the bytes that came
+            # BYTES that the model has not read leave as the bytes that came.
             data = t.given if type(t) is BytesTensor else t.data
         parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
         outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
@@ -58,7 +58,7 @@ def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
 
 
 def _check_beside(response: InferResponse) -> None:
-    """TypeError for an id or parameters of an answer that are of another type."""
+    """Raises TypeError for a response whose id or parameters have a wrong type."""
     if not isinstance(response.id, str):
         raise TypeError(f"the id of an InferResponse is a str, not {type(response.id).__name__}")
     if not isinstance(response.parameters, Mapping):
@@ -75,7 +75,7 @@ def _check_output(tensor: object) -> None:
 
 
 def signature_of(spec: ModelSpec) -> v2.ModelSignature:
-    """What a model declares, as the codec takes it."""
+    """The tensors and options that a model declares, as the codec takes them."""
     return v2.ModelSignature(
         name=spec.name,
         versions=(spec.version,),
@@ -108,6 +108,6 @@ def _declared(tensors: tuple[TensorSpec, ...] | None) -> tuple[v2.TensorSpec, ..
 
 
 def check_response(message: object) -> None:
-    """TypeError for what is no answer of a model of tensors; `outputs_of` looks at what is in one."""
+    """Raises TypeError if the message is not an InferResponse. `outputs_of` checks its outputs."""
     if not isinstance(message, InferResponse):
         raise TypeError(f"an infer call is answered with InferResponse, not {type(message).__name__}")

@@ -1,4 +1,4 @@
-"""Runs long steps of codecs in a few threads, so that the event loop does not feel them."""
+"""Runs long steps of codecs in a few threads, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _REFUSALS = (
 
 
 async def run_in_codec_thread(call: Callable[[], T]) -> T:
-    """Runs a pure and bounded step in one of the threads for those: see `codec_threads`.
+    """Runs a pure and bounded step in one of the codec threads (`codec_threads`).
 
-    An exception that it raises keeps none of the step's objects alive. A bug's traceback comes along as text, for the log.
+    An exception of the step keeps none of its objects alive. A bug's traceback comes with it as text, for the log.
     """
     return await in_thread(call, limiter=codec_threads(), expected=_REFUSALS)
 
 
 LONG = 256 * 1024
-"""Above this many bytes or numbers a codec takes longer than others should wait for their turn."""
+"""Bytes or elements of the longest codec step that runs on the loop: a longer one would keep other tasks waiting."""
 
 
 async def codec(size: int, call: Callable[[], T]) -> T:
-    """Runs a pure codec step over `size` bytes or elements: here if it is short, in a thread if the loop would feel it.
+    """Runs a pure codec step over `size` bytes or elements: here up to `LONG`, otherwise in a thread.
 
-    A thread is waited for also when the exchange is cancelled: until it returns it holds the body, and so must the byte
-    budget. The limits on JSON and bodies bound the step; the wire's ending does not wait for it.
+    A cancelled exchange still waits for the thread: until it returns it holds the body, and the byte budget must count that.
+    The limits on JSON and bodies bound the step; the wire's ending does not wait for it.
     """
     if size <= LONG:
         return call()
