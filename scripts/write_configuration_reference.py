@@ -158,7 +158,7 @@ def _entry_of_index(part: Part, path: Key) -> str:
     """The heading of a table, a link to its page, and the names of its settings, in lines that are not too long."""
     names = [f"`{setting.path[-1]}`" for setting in SETTINGS.values() if setting.path[:-1] == path]
     lines = [", ".join(names[n : n + _MOST]) for n in range(0, len(names), _MOST)]
-    link = f"[{part.title.removeprefix('Settings: ')}]({part.name}.md#{_anchor(path)}):"
+    link = f"[{part.title}]({part.name}.md#{_anchor(path)}):"
     return "\n".join([f"### [{spelt(path)}]", "", link, "", *(f"- {line}" for line in lines), ""])
 
 

@@ -55,7 +55,8 @@ class Signatures:
 
     def claim(self, exchange: Exchange, *, streaming: bool = False) -> VerifiedHead | None:
         """Verifies the head. None if signatures are off, and for an unsigned request that a key, a client certificate or the
-        operator plane let in. `streaming`: the body is an event stream, signed event by event. Forbidden if AWS would refuse the request."""
+        operator plane let in. `streaming`: the body is an event stream, signed event by event. Forbidden if AWS would refuse
+        the request."""
         if self._verifier is None:
             return None
         owner = exchange.owner
