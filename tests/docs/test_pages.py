@@ -167,7 +167,7 @@ def test_the_page_of_endings_has_each_as_the_log_says_it() -> None:
 def test_the_page_of_observability_has_each_metric_with_its_labels_and_each_reason() -> None:
     page = "docs/reference/observability.md"
     named = {}
-    for part in (ROOT / page).read_text(encoding="utf-8").split("| metric | labels | |")[1:]:
+    for part in (ROOT / page).read_text(encoding="utf-8").split("| metric | labels | meaning |")[1:]:
         for row in part.split("\n\n")[0].splitlines()[2:]:
             names, labels, _ = row.strip("| ").split(" |", 2)
             named |= {name: tuple(re.findall(r"`(\w+)`", labels)) for name in re.findall(r"`(\w+)`", names)}
