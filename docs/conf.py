@@ -1,8 +1,8 @@
 """Makes a site of these pages: `sphinx-build --fail-on-warning -b html docs build/site`.
 
-The pages stay plain Markdown, which reads as well where there is no site. What Sphinx needs beside it is derived from it
-here: the navigation from the lists of README.md, so that a page that is listed there is in it, and the API reference from
-the lists of modules in reference/api-*.md. Nothing is fetched, neither while the site is built nor by who reads it.
+The pages stay plain Markdown, which reads as well without a site. This file derives the rest from them: the navigation from
+the lists of README.md, and the API reference from the lists of modules in reference/api-*.md. Neither the build nor a
+reader's browser fetches anything.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ html_theme = "furo"
 html_title = project
 html_copy_source = False
 html_show_copyright = False
-suppress_warnings = ["misc.highlighting_failure"]  # a console's commands go on over lines, where a quote is open
+suppress_warnings = ["misc.highlighting_failure"]  # commands in a console may continue after an open quote
 
 myst_heading_anchors = 4
-"""Links may lead to headings, by the names that GitHub gives them; one that leads nowhere is a warning, and so an error."""
+"""Links may lead to headings, by GitHub's names for them. A link that leads nowhere is a warning, which fails the build."""
 
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
@@ -42,7 +42,7 @@ autodoc_type_aliases = {name: name for name in re.findall(r"(?m)^(\w+): TypeAlia
 
 
 def toctrees(index: str) -> str:
-    """The navigation: the sections of the index, which begin with a name in bold, and the pages that each names."""
+    """The navigation: the sections of the index, each of which begins with a bold name, and the pages that each links."""
     trees = []
     for name, section in re.findall(r"^\*\*(.+?)\*\*(.*?)(?=^\*\*|\Z)", index, re.MULTILINE | re.DOTALL):
         pages = dict.fromkeys(re.findall(r"\]\(([\w/.-]+)\.md[)#]", section))
@@ -55,13 +55,13 @@ def modules_of(page: str) -> list[str]:
     return re.findall(r"^- `([\w.]+)`", page, re.MULTILINE)
 
 
-# Their classes stand on others that no page lists, and whose members are theirs.
+# Their classes inherit from classes that no page lists, so the inherited members are shown.
 _MACHINES = ("protocols.http1", "protocols.http2", "protocols.websocket")
 
 
 def api(module: str, beside: list[str]) -> str:
-    """What a module's docstrings say. Of one with `__all__` those names, wherever they are defined, unless that is below a
-    module `beside` it on the page, which has them; else what it defines."""
+    """The API reference of a module. If it has `__all__`, that is the names in it, except those defined below a module
+    `beside` it, which the page shows there. Otherwise it is the names that the module defines."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"the API reference lists {module}, which is no module")
@@ -91,13 +91,13 @@ def _add(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _named(app: Sphinx, what: str, name: str, of: object, options: object, said: str | None, returned: str | None) -> Any:
-    """What Sphinx makes of the name of a type in a union is the name again."""
+    """Restores the name of a type in a union, which Sphinx wraps."""
     return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", said or "") or said, returned
 
 
 def _as_restructured(app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]) -> None:
-    """Docstrings are prose with code in single backticks, lists, and blocks that are indented as Markdown's code is; what
-    else would be markup is meant as it stands."""
+    """Makes reStructuredText of a docstring: prose with code in single backticks, lists, and blocks that are indented as
+    Markdown's code. All other markup is literal text."""
     text = []
     for paragraph in re.split(r"\n{2,}", "\n".join(lines)):
         if all(line.startswith("    ") for line in paragraph.splitlines()) and paragraph:
