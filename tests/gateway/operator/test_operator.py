@@ -13,7 +13,7 @@ import trio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 
 from gateway.config import Config, DrainConfig, ListenConfig, RepositoryConfig, SageMakerConfig, V2Config
 from gateway.gateway import Gateway
@@ -404,9 +404,9 @@ def managed() -> list[tuple[str, str]]:
     gateway = Gateway(NO_PORT, [Probe(silent).spec("json-http1")])
     found = []
     for route in operator_app(gateway).routes:
+        methods = sorted(route.methods or ()) if isinstance(route, Route) else ["POST"]
         path: str = route.path  # type: ignore[attr-defined]
-        methods: set[str] = route.methods  # type: ignore[attr-defined]
-        found += [(method, path.replace("{name:path}", "probe")) for method in sorted(methods)]
+        found += [(method, path.replace("{name:path}", "probe")) for method in methods]
     return found
 
 
