@@ -113,11 +113,15 @@ class Playground:
 
 
 def _choosing(send: Send) -> Send:
-    """Accepts a WebSocket with a subprotocol of ours: a browser that has offered some takes no answer without one."""
+    """Accepts a WebSocket with a subprotocol of ours: a browser that has offered some takes no answer without one. The first
+    message is ours too: it names the stream, which a page cannot read from the head."""
 
     async def choose(message: Message) -> None:
-        if message["type"] == "websocket.accept":
-            message = {**message, "subprotocol": _PROTOCOL}
-        await send(message)
+        if message["type"] != "websocket.accept":
+            await send(message)
+            return
+        await send({**message, "subprotocol": _PROTOCOL})
+        stream = next((value.decode() for name, value in message["headers"] if name == b"x-request-id"), "")
+        await send({"type": "websocket.send", "text": msgspec.json.encode({"stream": stream}).decode()})
 
     return choose

@@ -18,8 +18,10 @@ export class Refused extends Error {
   }
 }
 
-async function request(method, path, body, signal) {
-  const headers = token ? {authorization: "Bearer " + token} : {};
+/** An answer. Refused where it is an error. */
+export async function request(method, path, body, signal) {
+  const headers = {"content-type": "application/json"};
+  if (token) headers.authorization = "Bearer " + token;
   const answer = await fetch(path, {method, headers, body: body && JSON.stringify(body), cache: "no-store", signal});
   if (answer.ok) return answer;
   const text = await answer.text();
@@ -140,7 +142,10 @@ async function read(answer) {
     for (const event of events) {
       const end = event.indexOf("\n"), name = event.slice(7, end);
       // the rows of streams come from /streams, sorted: here they only say that the server is there
-      if (name === "opened" || name === "changed" || name === "closed") alive();
+      if (name === "opened" || name === "changed" || name === "closed") {
+        alive();
+        if (state.watched && event.includes(state.watched)) state.row = JSON.parse(event.slice(end + 7));
+      }
       else if (event.startsWith("event: ")) tell(name, JSON.parse(event.slice(end + 7)));
     }
   }

@@ -12,8 +12,8 @@ import {Streams, askStreams} from "./streams.mjs";
 import {clock, duration, several} from "./units.mjs";
 import {Badge, Card, Dialog, confirm} from "./widgets.mjs";
 
-const PAGES = {overview: Overview, models: Models, streams: Streams, incidents: Incidents};
-const NAMES = {overview: "Overview", models: "Models", streams: "Streams", incidents: "Incidents", drain: "Drain"};
+const PAGES = {overview: Overview, models: Models, streams: Streams, incidents: Incidents, playground: Play};
+const NAMES = {overview: "Overview", models: "Models", streams: "Streams", incidents: "Incidents", playground: "Playground", drain: "Drain"};
 const DOTS = {live: ["good", "live"], paused: ["warn", "paused"], stale: ["warn", "stale"], lost: ["bad", "lost"], polling: ["warn", "every 5 s"],
   locked: ["bad", "locked"], loading: ["none", "connecting"], drained: ["none", "ended"]};
 
@@ -26,6 +26,17 @@ function App() {
     <main id="main" tabindex="-1" class=${now === "lost" ? "dim" : ""}><h1 class="sr">${NAMES[page]}</h1>
       ${now === "locked" ? html`<${Token} />` : html`<${Banners} now=${now} /><div class="page stack"><${Page} figures=${figures} /></div>`}</main>
     <${Dialog} />`;
+}
+
+let playground = null; // its modules, once the page was opened
+
+function Play() {
+  return playground ? html`<${playground.Playground} />` : html`<${Card} label="Playground"><p>–</p><//>`;
+}
+
+async function askPlay() {
+  playground ??= await import("./play/playground.mjs").catch(() => null); // again in a second
+  playground?.look();
 }
 
 function Header({now}) {
@@ -97,12 +108,13 @@ function arrive() {
 function look() {
   if (state.page === "streams" || (state.page === "drain" && isDraining())) askStreams();
   if (state.page === "models") askModel();
+  if (state.page === "playground") askPlay();
 }
 
 function help() {
   confirm({
     title: "Keys", text: "They work where nothing is typed.",
-    body: html`<dl class="keys"><dt><kbd>1</kbd> – <kbd>4</kbd></dt><dd>pages</dd><dt><kbd>/</kbd></dt><dd>search the streams</dd><dt><kbd>p</kbd></dt><dd>pause, and go on</dd>
+    body: html`<dl class="keys"><dt><kbd>1</kbd> – <kbd>5</kbd></dt><dd>pages</dd><dt><kbd>/</kbd></dt><dd>search the streams</dd><dt><kbd>p</kbd></dt><dd>pause, and go on</dd>
       <dt><kbd>?</kbd></dt><dd>this help</dd><dt><kbd>Esc</kbd></dt><dd>close, cancel</dd></dl>`,
   });
 }

@@ -16,6 +16,8 @@ export const state = {
   draining: null,
   report: null,
   streams: {rows: null, live: 0, matched: 0, at: 0, shown: 100, opened: "", error: ""},
+  watched: "", // the id of a stream whose row is kept as it is told
+  row: null,
   chosen: "", // the model whose latency is shown
   dialog: null,
 };

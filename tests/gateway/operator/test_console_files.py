@@ -17,8 +17,9 @@ from tests.gateway.operator.operators import Operator
 VENDOR = FOLDER / "vendor"
 VENDORED = json.loads((VENDOR / "vendored.json").read_text(encoding="utf-8"))
 FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc"))
-OWN = [path for path in FILES if path.suffix in (".mjs", ".css", ".html") and path.parent == FOLDER]
-LIMIT = 120 * 1024
+PLAY = FOLDER / "play"
+OWN = [path for path in FILES if path.suffix in (".mjs", ".css", ".html") and path.parent in (FOLDER, PLAY)]
+LIMIT, PLAYGROUND = 120 * 1024, 32 * 1024
 
 
 def guarded() -> Operator:
@@ -37,8 +38,26 @@ def test_every_vendored_file_is_listed_and_has_its_licence_beside_it() -> None:
     assert {f"{entry['package']}.LICENSE.txt" for entry in VENDORED} <= listed
 
 
+def size_of(*, play: bool) -> int:
+    return sum(path.stat().st_size for path in FILES if (path.parent == PLAY) is play)
+
+
 def test_the_console_is_small() -> None:
-    assert sum(path.stat().st_size for path in FILES) <= LIMIT
+    """The playground apart: most readers never open it, and its modules come when they do, with a limit of their own."""
+    assert size_of(play=False) <= LIMIT
+    assert 0 < size_of(play=True) <= PLAYGROUND
+
+
+def test_no_page_but_the_playground_loads_its_modules() -> None:
+    loaded = [
+        line
+        for path in FOLDER.glob("*.mjs")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "play/play" in line
+    ]
+    assert [line.strip().partition(".catch")[0] for line in loaded] == [
+        'playground ??= await import("./play/playground.mjs")'
+    ]
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
@@ -56,13 +75,13 @@ def test_a_file_of_ours_begins_with_its_purpose() -> None:
 
 def test_what_a_module_imports_is_there() -> None:
     for path in OWN:
-        for name in re.findall(r'from "(\./[^"]+)"', path.read_text(encoding="utf-8")):
-            assert (FOLDER / name).is_file(), (path.name, name)
+        for name in re.findall(r'from "(\.\.?/[^"]+)"', path.read_text(encoding="utf-8")):
+            assert (path.parent / name).is_file(), (path.name, name)
 
 
 @pytest.mark.parametrize(("name", "kind"), [
     ("/", "text/html"), ("/console/main.mjs", "text/javascript"), ("/console/console.css", "text/css"),
-    ("/console/vendor/preact.mjs", "text/javascript"), ("/console/vendor/htm.LICENSE.txt", "text/plain"),
+    ("/console/vendor/preact.mjs", "text/javascript"), ("/console/play/pcm.mjs", "text/javascript"), ("/console/vendor/htm.LICENSE.txt", "text/plain"),
 ])  # fmt: skip
 async def test_it_is_open_and_has_its_policy(name: str, kind: str) -> None:
     answer = await guarded().ask("GET", name)

@@ -158,11 +158,13 @@ async def test_a_page_of_another_site_calls_nothing() -> None:
 
 
 async def test_a_ticket_opens_one_websocket() -> None:
-    async with playing() as (_, app), trio.open_nursery() as nursery:
+    async with playing() as (gateway, app), trio.open_nursery() as nursery:
         word = await ticket(app)
         call = socket_call(nursery, app, "everywire.play", word)
         accepted = await call.told()
         assert (accepted["type"], accepted["subprotocol"]) == ("websocket.accept", "everywire.play")
+        (stream,) = gateway.live
+        assert json.loads((await call.told())["text"]) == {"stream": stream.id}
         call.give(type="websocket.receive", text="every wire")
         assert (await call.told())["text"] == "every wire"
         call.give(type="websocket.receive", text="everywire.play.end")

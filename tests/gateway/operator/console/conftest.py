@@ -48,7 +48,8 @@ def chromium() -> Iterator[Any]:
     except ImportError:
         absent("playwright")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]  # a microphone that beeps
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *fake])
         yield browser
         browser.close()
 

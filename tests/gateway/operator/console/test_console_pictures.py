@@ -16,6 +16,7 @@ PICTURES = {
     "console-overview": ("#/", 1280, 780, "light"),
     "console-phone": ("#/", 390, 844, "dark"),
     "console-streams": ("#/streams", 1280, 560, "dark"),
+    "console-playground": ("#/playground/lm", 1100, 600, "light"),
 }
 """Each its screen, width, height and colours. None shows a path of the machine."""
 SECONDS = 70  # a load of so many seconds comes before them
@@ -26,7 +27,7 @@ def test_the_pictures_are_drawn(start: Callable[..., Server], console: Any, requ
     if folder is None:
         pytest.skip("--pictures names no folder")
     folder.mkdir(parents=True, exist_ok=True)
-    server = start("limits.write_stall=0")
+    server = start("limits.write_stall=0", "models.lm.factory=models.library.lm:LanguageModel.load")
     with server.clients() as clients:
         for _ in range(14):
             clients.deaf("big", "x")
@@ -43,7 +44,13 @@ def test_the_pictures_are_drawn(start: Callable[..., Server], console: Any, requ
         until(late, "a minute of load", within=3 * SECONDS)
         for name, (screen, width, height, scheme) in PICTURES.items():
             with console(server, screen, width=width, scheme=scheme) as page:
-                page.wait_for_selector("tbody tr")
+                if "playground" in screen:
+                    page.fill("input[max='65536']", "1000")
+                    page.fill("input[placeholder=greedy]", "0.8")
+                    page.click("button:has-text('Run')")
+                    page.wait_for_selector("[data-play=ending]")
+                else:
+                    page.wait_for_selector("tbody tr")
                 if "streams" in screen:
                     page.click("tbody tr:has-text('room') >> nth=0 >> button[aria-expanded]")
                     page.wait_for_selector(".more svg")
