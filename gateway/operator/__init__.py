@@ -1,4 +1,4 @@
-"""The operator plane: what manages a gateway and watches it, over HTTP, on a port that no client of a model needs.
+"""The operator plane manages and watches a gateway over HTTP, on a separate port. Clients of models never need it.
 
 May import hypercorn, wires, telemetry, workers, catalog, serving, core, net and config.
 """

@@ -1,4 +1,4 @@
-"""Who may manage the gateway: bearer tokens, and what keeps a browser's pages away where none is demanded."""
+"""Access to the operator plane: bearer tokens, and the rules that keep out pages of other sites if no token is demanded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SITES = frozenset({"same-origin", "none"})
 
 @final
 class Unauthorized(GatewayError):
-    """No token, or a wrong one (RFC 6750 section 3)."""
+    """The request has no token, or a wrong one (RFC 6750 section 3)."""
 
     status = 401
     code = "Unauthorized"
@@ -55,13 +55,13 @@ class Misdirected(GatewayError):
 
 @final
 class Tokens:
-    """The tokens that open a plane: one of the configuration, and those of a file, read again when it has changed.
+    """The tokens that open a plane: one of the configuration, and those of a file, which is read again when it changes.
 
-    Only their digests are kept, and all are compared, in a time that says nothing of them.
+    Only their digests are kept. A token is compared with all of them in constant time.
     """
 
     def __init__(self, config: OperatorConfig | MetricsConfig) -> None:
-        """ConfigError where the file cannot be read, or has no token or a wrong one."""
+        """Raises ConfigError if the file cannot be read, has no token, or has an invalid one."""
         own = config.token if isinstance(config, OperatorConfig) else ""
         self._own = [_digest(own)] if own else []
         self._section = section_of(config)
@@ -76,11 +76,11 @@ class Tokens:
 
     @property
     def demanded(self) -> bool:
-        """Whether there is any, or is to be."""
+        """True if a request needs a token."""
         return bool(self._own or self.file)
 
     def open(self, authorization: str) -> bool:
-        """Whether this is the Authorization field of somebody who has a token."""
+        """True if this Authorization field has one of the tokens."""
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer":
             return False
@@ -90,12 +90,12 @@ class Tokens:
         return found
 
     async def reload(self) -> None:
-        """Reads the file again, which has changed. Where it cannot be used, the tokens that were read last hold."""
+        """Reads the changed file again. If it cannot be used, the tokens that were read last stay valid."""
         assert self.file is not None
         try:
             self._read(self.file)
         except (OSError, ValueError) as e:
-            # as before a change: neither half a file nor one that is just being replaced locks the operator out
+            # a file that is half written, or just being replaced, must not lock the operator out
             log.error(f"{self._section} tokens cannot be read: those read last hold", extra={"reason": _why(e)})
         else:
             log.info(f"{self._section} tokens were read again", extra={"tokens": len(self._filed)})
@@ -124,12 +124,12 @@ def _why(error: Exception) -> str:
 
 
 def section_of(config: OperatorConfig | MetricsConfig) -> str:
-    """The section of the configuration that this is."""
+    """The name of this section of the configuration."""
     return "operator" if isinstance(config, OperatorConfig) else "metrics"
 
 
 def address_of(request: HTTPConnection) -> str:
-    """The address of a request's client, for the log; a client of a Unix socket has none of its own."""
+    """The address of a request's client, for the log; `unix:` for a client of a Unix socket."""
     client = request.client
     return written_ip(client.host, client.port) if client else UNIX
 
@@ -138,19 +138,19 @@ def address_of(request: HTTPConnection) -> str:
 class Access:
     """The rules of one plane.
 
-    Where a token is demanded, a request has one. Where none is, no page of a browser may stand behind it: its Host is an
-    address, localhost or a name that the operator gave, which a rebound DNS name never is; and what changes something does
-    not come from another site.
+    If the plane demands a token, each request must have one. If it demands none, pages of other sites are kept out: the
+    `Host` of a request must be an address, localhost or a configured name, which a rebound DNS name never is, and a request
+    that changes something must not come from another site.
     """
 
     def __init__(self, config: OperatorConfig | MetricsConfig) -> None:
         self.tokens = Tokens(config)
-        """Those that open it."""
+        """The tokens that open the plane."""
         self._section = section_of(config)
         hosts = [place.name for place in places_of(config.host) if isinstance(place, Host)]
         named = config.hosts if isinstance(config, OperatorConfig) else ()
         self._names = frozenset(name.lower().rstrip(".") for name in (*hosts, *named, "localhost"))
-        # a scraper elsewhere calls metrics by whatever name it finds them by, and so may everybody there
+        # beyond this machine, scrapers call the metrics by names that nobody has configured
         self._open = isinstance(config, MetricsConfig) and not is_local(config.host)
         self._local = is_local(config.host)
 
@@ -164,7 +164,7 @@ class Access:
         return self._local or self.tokens.demanded
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint behind the rules; what they refuse raises Unauthorized or Misdirected."""
+        """The endpoint behind the rules. A refused request raises Unauthorized or Misdirected."""
 
         @wraps(endpoint)
         async def checked(request: Request) -> Response:
@@ -185,7 +185,7 @@ class Access:
             raise
 
     def allows(self, request: Request) -> bool:
-        """Whether the rules let it pass."""
+        """True if the rules let the request pass."""
         try:
             self._check(request)
         except GatewayError:

@@ -1,4 +1,4 @@
-"""What the operator plane answers, apart from HTTP: by one gateway, or by whoever asks several."""
+"""The answers of the operator plane, apart from HTTP: those of one gateway. `gateway.fronts` has those of several."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ _EXCHANGES_AT_ONCE = 256  # streams that are looked at before others have their 
 
 
 class Answers(Protocol):
-    """What the plane's application asks for. GatewayError where something is refused."""
+    """The questions of the plane's application. A refusal raises GatewayError."""
 
     place: PlaneSite
-    """Where the plane is, and by what rules."""
+    """The address and the settings of the plane."""
 
     play: ASGIApp | None
     """Serves the calls of the playground, as the operator's; None where this process runs no models."""
 
     def operate(self) -> None:
-        """A plane asks from now on: incidents are kept."""
+        """Begins to keep incidents, because a plane asks from now on."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Answers(Protocol):
     @property
     def drain_report(self) -> DrainReport | None: ...
     async def unready(self) -> tuple[str, ...]:
-        """Why new calls are not taken; empty where they are."""
+        """The reasons why new calls are refused; empty if they are accepted."""
         ...
 
     async def metrics(self, accept: str) -> tuple[str, bytes]:
@@ -122,7 +122,7 @@ class GatewayAnswers:
         self._changes = StateChanges(())
 
     def operate(self) -> None:
-        """A plane asks from now on: incidents are kept."""
+        """Begins to keep incidents and changes of state, because a plane asks from now on."""
         supervisor = self._gateway.supervisor
         supervisor.explained.append(self.explained.add)
         self._changes = StateChanges(supervisor.workers.values())
@@ -135,11 +135,11 @@ class GatewayAnswers:
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """What became of every exchange in it, once it is over."""
+        """The drain report: how each exchange that was live ended; None before the drain is over."""
         return self._gateway.drain_report
 
     async def unready(self) -> tuple[str, ...]:
-        """Why new calls are not taken; empty where they are."""
+        """The reasons why new calls are refused; empty if they are accepted."""
         return self._gateway.unready
 
     async def metrics(self, accept: str) -> tuple[str, bytes]:
@@ -171,32 +171,32 @@ class GatewayAnswers:
         return msgspec.structs.replace(view, history=self._changes.of(name), batches=batches_of(self._gateway, name))
 
     async def _absent(self, name: str) -> ModelView:
-        """A model that is not in service; NotFound where there is none."""
+        """A model that is not in service. Raises NotFound if there is none of that name."""
         for view in await models_of(self._gateway):
             if view.name == name:
                 return msgspec.structs.replace(view, history=self._changes.of(name))
         raise NotFound(f"no model {show(name[:100])}: GET /models lists those there are")
 
     async def load(self, name: str) -> ModelView:
-        """Loads it; returns when it answers calls."""
+        """Loads a model; returns when it answers calls."""
         await self._gateway.control.load(name)
         return await self.model(name)
 
     async def unload(self, name: str) -> ModelView:
-        """Takes it out of service; returns when nothing of it is left."""
+        """Takes a model out of service; returns when nothing of it is left."""
         if name not in self._gateway.models:
             await self._absent(name)
         await self._gateway.control.unload(name)
         return await self.model(name)
 
     async def reload(self, name: str, patience: float | None) -> ModelView:
-        """Loads it anew beside the old version. LoadFailed, where its own code raises."""
+        """Loads a new version beside the old one. Raises LoadFailed if the model's own code raises."""
         failure: GatewayError | None = None
         try:
             await self._gateway.reload(name, patience=patience)
         except GatewayError:
             raise
-        except (Exception, SystemExit, BaseExceptionGroup) as e:  # of the model's own code
+        except (Exception, SystemExit, BaseExceptionGroup) as e:  # raised by the model's own code
             if isinstance(e, BaseExceptionGroup) and e.split((Exception, SystemExit))[1] is not None:
                 raise
             detached(e)  # out of a thread, or a warm-up, it is in a cycle, which would keep the model

@@ -53,25 +53,25 @@ log = logging.getLogger("gateway.operator")
 _LARGEST = 64 * 1024  # bytes of a body
 _PATIENCE = 10.0  # seconds for it
 _LISTED = 1000  # streams, at most
-_READERS = 8  # of the event stream, at once
+_READERS = 8  # at most read the event stream at once
 _SLOWEST, _FASTEST = 60.0, 0.1  # seconds between two looks for it
-# A browser is to run nothing of what comes from here, and to keep none of it.
+# A browser must not run these answers as scripts, and must not keep them.
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 Wanted = TypeVar("Wanted", bound=msgspec.Struct)
 
 
 def operator_app(gateway: Operated, access: Access | None = None) -> Starlette:
-    """The application, for any ASGI server that runs on Trio, and to be mounted below a path of another one.
+    """The plane as an ASGI application: for any server that runs on Trio, alone or mounted below a path of another one.
 
-    `access` are its rules, those of `gateway.config.operator` unless given: ConfigError where they cannot be. The gateway's
-    own `serve` offers it where `operator.port` is set; an embedder who mounts it chooses who reaches it.
+    `access` are its rules, by default those of `gateway.config.operator`; invalid ones raise ConfigError. The gateway's own
+    `serve` offers it if `operator.port` is set. An embedder who mounts it decides who can reach it.
     """
     return app_of(GatewayAnswers(gateway), access)
 
 
 def app_of(answers: Answers, access: Access | None = None) -> Starlette:
-    """The same, by whoever has the answers."""
+    """The plane as an ASGI application, with the answers of one gateway or of several."""
     access = access or Access(answers.place.config.operator)
     answers.operate()
     history = History(answers.stats, answers.serving)
@@ -80,8 +80,8 @@ def app_of(answers: Answers, access: Access | None = None) -> Starlette:
 
 
 def metrics_app(answers: Answers, access: Access) -> Starlette:
-    """The application of a port for metrics alone: those, by the rules of `access`, and health, by the paths of the data
-    plane, for everybody."""
+    """The application of a port for metrics alone. Metrics follow the rules of `access`; health has the paths of the data
+    port and is open to everybody."""
     return _application(answers, access, _Routes(answers, access, History(answers.stats, answers.serving)).of_metrics())
 
 
@@ -160,12 +160,12 @@ class _Routes:
 
     async def _ready(self, request: Request) -> Response:
         unready = await self._answers.unready()
-        # a probe has no token: it is told no more than it needs
+        # a probe without a token must not learn the reasons
         view = HealthView(ready=not unready, reasons=unready if self._access.allows(request) else None)
         return _answer(view, 503 if unready else 200)
 
     async def _ready_or_not(self, request: Request) -> Response:
-        """Without the reasons, which have what models have raised: everybody may ask."""
+        """Leaves the reasons out: they contain texts of models' exceptions, and everybody may ask."""
         ready = not await self._answers.unready()
         return _answer(HealthView(ready=ready), 200 if ready else 503)
 
@@ -291,7 +291,7 @@ def _number(request: Request) -> int:
 
 
 def _noted(request: Request, action: str, **about: object) -> str:
-    """The model that something is to be done with; the log has a line of it."""
+    """The name of the model that a request changes; writes the line of the log."""
     name = _name(request)
     _note(request, action, model=escape(name[:200]), **about)
     return name
@@ -313,7 +313,7 @@ def _count(request: Request, name: str, default: int, most: int) -> int:
 
 
 def _one_of(request: Request, name: str, words: tuple[str, ...]) -> str:
-    """A word of a query; empty where it is missing, or empty."""
+    """A word of a query; empty if it is missing."""
     text = request.query_params.get(name, "")
     if text and text not in words:
         raise BadRequest(f"{name} must be one of {', '.join(words)}, not {show(text[:100])}")
@@ -321,7 +321,7 @@ def _one_of(request: Request, name: str, words: tuple[str, ...]) -> str:
 
 
 def _within(request: Request, name: str, default: float, least: float, most: float) -> float:
-    """Seconds that a query says."""
+    """A number of seconds in a query."""
     text = request.query_params.get(name, str(default))
     try:
         seconds = float(text)
@@ -339,7 +339,7 @@ def _seconds(value: float | None, name: str) -> float | None:
 
 
 async def _body(request: Request, kind: type[Wanted]) -> Wanted:
-    """The JSON of a body; an empty one has no members."""
+    """The JSON of a body; an empty body is an empty object."""
     body = bytearray()
     with trio.move_on_after(_PATIENCE) as patience:
         async with aclosing(request.stream()) as pieces:

@@ -1,4 +1,4 @@
-"""What the operator plane asks of the gateway that it manages: `Gateway` is one."""
+"""The interface by which the operator plane manages a gateway; `Gateway` implements it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class PlaneSite(Protocol):
-    """Where a plane is, and by what rules."""
+    """The address and the settings of a plane."""
 
     config: Config
     limits: LimitsConfig
     operator_port: int
-    """Where the plane listens; the plane says it."""
+    """The port of the plane, set by the plane itself; 0 while it does not listen."""
     metrics_port: int
-    """The same, of the metrics alone."""
+    """The port of the metrics listener; 0 while it does not listen."""
 
     def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None: ...
     def each_second(self, look: Callable[[], Awaitable[None]]) -> None:
-        """It is awaited once a second while the server runs; a second in which the last one goes on still is left out."""
+        """Awaits `look` once a second while the server runs. A second is skipped while the last call is still running."""
         ...
 
 

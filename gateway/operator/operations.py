@@ -1,4 +1,4 @@
-"""Every route of the operator plane, once: what the application and its OpenAPI document are made of."""
+"""Every route of the operator plane, once: the application and its OpenAPI document are made of this list."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from protocols.openapi import Answer, Body, Field, Operation
 
 
 class HealthView(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Whether new calls are taken."""
+    """The answer about readiness: true if new calls are accepted."""
 
     ready: bool
     reasons: tuple[str, ...] | None = None
-    """Why not; missing for who has no token where one is demanded."""
+    """The reasons; left out if the plane demands a token and the request has none."""
 
 
 class LiveView(msgspec.Struct, kw_only=True):
-    """That the process answers."""
+    """The answer about liveness."""
 
     live: bool
 
@@ -38,13 +38,13 @@ class ModelsView(msgspec.Struct, kw_only=True):
 
 
 SORTS = ("age", "waited")
-"""By what streams are listed, most of it first."""
+"""The orders in which streams are listed, the largest value first."""
 WAITS = ("slot", "model", "input", "room", "end", "gateway")
 """The things that a stream may wait for."""
 
 
 class StreamQuery(msgspec.Struct, kw_only=True, frozen=True):
-    """Which of the live streams are listed, and in what order."""
+    """The filters and the order of a list of live streams."""
 
     limit: int
     sort: str = "age"
@@ -62,7 +62,7 @@ class StreamsView(msgspec.Struct, kw_only=True):
 
     live: int
     matched: int
-    """Those that were asked for; of so many the first are listed."""
+    """The number of streams that match the filters; the first of them are listed."""
     connections: int
     endings: dict[str, int]
     """How exchanges have ended since the server began."""
@@ -76,18 +76,18 @@ class IncidentsView(msgspec.Struct, kw_only=True):
 
 
 class TicketView(msgspec.Struct, kw_only=True, frozen=True):
-    """What a browser needs for one WebSocket of the playground."""
+    """The ticket of one WebSocket of the playground, and how to use it."""
 
     ticket: str
     """It opens one WebSocket within 10 seconds, as the subprotocol `everywire.ticket.TICKET` beside `everywire.play`."""
     path: str
-    """Below /play: with the name of a model in the place of `{name}`."""
+    """The path below /play, in which `{name}` stands for the name of a model."""
     end: str
     """The text message that ends the input; the answer may go on."""
 
 
 class DrainView(msgspec.Struct, kw_only=True):
-    """Whether the server drains, and the report once it is over."""
+    """True if the server drains, and the report of the drain once it is over."""
 
     draining: bool
     report: DrainReport | None
@@ -100,7 +100,7 @@ class LevelView(msgspec.Struct, kw_only=True):
 
 
 class ErrorReply(msgspec.Struct, kw_only=True):
-    """What was wrong, in words, and its name."""
+    """An error in words, and its code."""
 
     error: str
     code: str
@@ -197,7 +197,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET",
         paths=("/health/live",),
         summary="Whether the process answers.",
-        answers=_answers(LiveView, "It does."),
+        answers=_answers(LiveView, "The process answers."),
     ),
     Operation(
         name="ready",
@@ -292,10 +292,10 @@ OPERATIONS: tuple[Operation, ...] = (
         name="streams",
         method="GET",
         paths=("/streams",),
-        summary="What is live, and what each stream waits for.",
+        summary="The live streams, and what each one waits for.",
         queries=(
-            Field(name="limit", description="How many are listed, from 1 to 1000; 1000 where it is missing.", type=int),
-            Field(name="sort", description="age: the oldest first, which is meant without it; waited: who waits longest."),
+            Field(name="limit", description="The most that are listed, from 1 to 1000; default 1000.", type=int),
+            Field(name="sort", description="age, the default: the oldest first; waited: the one that waits longest first."),
             Field(name="waits_for", description=f"Those that wait for this alone: {', '.join(WAITS)}."),
             Field(name="model", description="Those of this model alone."),
             Field(name="peer", description="Those of this address alone, with its port or without."),
@@ -317,7 +317,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="events",
         method="GET",
         paths=("/streams/events",),
-        summary="What opens, changes and closes, as it does.",
+        summary="A stream of events: streams that open, change and close, figures, incidents and a drain.",
         queries=(Field(name="interval", description="Seconds between two looks, from 0.1 to 60; 1.", type=float),),
         answers=(
             Answer(
@@ -337,7 +337,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="incidents",
         method="GET",
         paths=("/incidents",),
-        summary="What models and the server have raised, grouped by type and place.",
+        summary="The exceptions of models and of the server, grouped by type and place.",
         answers=_answers(IncidentsView, "The groups, without their tracebacks.", *_ACCESS),
     ),
     Operation(
@@ -359,14 +359,14 @@ OPERATIONS: tuple[Operation, ...] = (
         name="report",
         method="GET",
         paths=("/drain",),
-        summary="Whether the server drains, and the report once it is over.",
-        answers=_answers(DrainView, "It does, or not.", *_ACCESS),
+        summary="The state of the drain, and the report once it is over.",
+        answers=_answers(DrainView, "The state of the drain.", *_ACCESS),
     ),
     Operation(
         name="drain",
         method="POST",
         paths=("/drain",),
-        summary="Begins what SIGTERM begins, or shortens it.",
+        summary="Begins a drain, as SIGTERM does, or shortens one.",
         bodies=(Body(type=DrainRequest),),
         answers=(
             *_answers(DrainView, "It is over."),
@@ -391,10 +391,10 @@ OPERATIONS: tuple[Operation, ...] = (
         answers=_answers(LevelView, "The level from now on.", *_BODY, *_ACCESS),
     ),
 )
-"""By their names, in the order in which paths are looked at; the application has a handler for each."""
+"""The operations in the order in which paths are matched; the application has a handler for each name."""
 
 OPEN = frozenset({"console", "console_file", "live", "ready"})
-"""What nobody needs a token for."""
+"""The operations that need no token."""
 
 
 def document(version: str) -> dict[str, Any]:  # a JSON object

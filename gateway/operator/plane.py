@@ -1,4 +1,4 @@
-"""The listeners of the operator plane, and of metrics alone: hypercorn serves them, and what breaks there ends one alone."""
+"""The listeners of the operator plane and of the metrics, served by hypercorn. A failure ends one connection alone."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _PIECE = 32 * 1024  # bytes of a body, of which a client has to take some within
 
 
 def operating(gateway: Operated) -> AbstractAsyncContextManager[None]:
-    """Offers `operator_app` at `operator.host` and `operator.port` for the length of the block, and 2 seconds beyond its end
-    where answers are under way. ConfigError for tokens that cannot be; else nothing of it is raised: where it cannot listen
-    it tries again, and says so in the log."""
+    """Offers `operator_app` at `operator.host` and `operator.port` for the length of the block; answers under way have 2
+    seconds more. Invalid tokens raise ConfigError. Nothing else is raised: a listener that cannot listen logs that and tries
+    again."""
     return operating_by(GatewayAnswers(gateway))
 
 
 def operating_by(answers: Answers) -> AbstractAsyncContextManager[None]:
-    """The same, by whoever has the answers."""
+    """Offers the plane with the answers of one gateway or of several."""
     site, chosen = answers.place, answers.place.config.operator
 
     def listens(port: int) -> None:
@@ -59,7 +59,7 @@ def telling_metrics(gateway: Operated) -> AbstractAsyncContextManager[None]:
 
 
 def telling_metrics_by(answers: Answers) -> AbstractAsyncContextManager[None]:
-    """The same, by whoever has the answers."""
+    """Offers the metrics with the answers of one gateway or of several."""
     site, chosen = answers.place, answers.place.config.metrics
 
     def listens(port: int) -> None:
@@ -100,8 +100,8 @@ async def _running(plane: _Plane) -> AsyncIterator[None]:
 
 
 def _impatient(app: ASGIApp, stall: float) -> ASGIApp:
-    """The application, which leaves who gives an answer no window of HTTP/2 for so many seconds: to the kernel such a client
-    reads, and nobody else would ever end it. 0: it waits for ever."""
+    """The application with a limit on clients that open no HTTP/2 window for `stall` seconds: their calls end. The kernel
+    sees such clients as readers, and nothing else would end them. 0: no limit."""
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["http_version"] != "2" or not stall:
@@ -132,7 +132,7 @@ def _impatient(app: ASGIApp, stall: float) -> ASGIApp:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a plane listens, and what it is called in the log."""
+    """The address of a plane, and its name in the log."""
 
     name: str
     section: str
@@ -141,15 +141,15 @@ class _Place:
     unix_mode: int
     demands_token: bool
     listens: Callable[[int], None]
-    """Told the port where it listens; 0 where it does not."""
+    """Called with the port when it listens, and with 0 when it does not."""
 
 
 @final
 class _Plane:
     """Listens, and keeps its connections.
 
-    Each is `gateway.hypercorn`'s, in which its failures stay. We accept ourselves: so a port that is taken can be tried
-    again, connections are counted, and a reader that has stopped is left at the end by closing its socket.
+    Each is a connection of `gateway.hypercorn`, which keeps its failures. The plane accepts connections itself: it can try
+    a taken port again, count connections, and at the end close the sockets of readers that have stopped.
     """
 
     def __init__(self, place: _Place, application: ASGIApp, limits: LimitsConfig) -> None:
@@ -166,7 +166,7 @@ class _Plane:
         self._left = Doorbell()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Started when it listens, or could not the first time."""
+        """Runs the plane; started when it listens, or when its first attempt has failed."""
         pause = _PAUSE
         async with trio.open_nursery() as nursery:
             try:
@@ -207,7 +207,7 @@ class _Plane:
 
         async def accept(listener: Listener) -> None:
             await listener.accept(serve, lambda: len(self._streams) < _CONNECTIONS)
-            accepting.cancel_scope.cancel()  # one that has failed is opened again with the others
+            accepting.cancel_scope.cancel()  # a listener that has failed is opened again with the others
 
         try:
             async with trio.open_nursery() as accepting:
@@ -223,7 +223,7 @@ class _Plane:
 
     async def _serve(self, sock: socket.socket) -> None:
         try:
-            # hypercorn waits for a reader for ever: the kernel ends one that takes nothing, where it can
+            # hypercorn waits for ever for a reader; the kernel ends one that reads nothing, on systems that can
             if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family != socket.AF_UNIX:
                 stall = min(round(self._stall * 1000), _LONGEST)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall)
@@ -244,7 +244,7 @@ class _Plane:
             self._left.ring()
 
     async def end(self) -> None:
-        """Accepts nobody any more, and waits for the answers under way, for 2 seconds at most."""
+        """Stops accepting, and waits at most 2 seconds for the answers under way."""
         await self._context.terminated.set()
         for listener in self._listeners:
             listener.close()

@@ -24,7 +24,7 @@ _LIFE = 10.0  # seconds of a ticket
 _PROTOCOL = "everywire.play"
 _TICKET = "everywire.ticket."
 _END: Final = "everywire.play.end"
-# A model is told nothing by which the plane was opened, and nothing of the page that asks.
+# A model must not see the plane's token, nor which page asked.
 _KEPT_BACK = frozenset({b"authorization", b"cookie", b"origin", b"sec-websocket-protocol", END_OF_INPUT})
 
 

@@ -1,4 +1,4 @@
-"""What the operator plane tells of models and of live streams: the members of its JSON."""
+"""Models, incidents and live streams as the operator plane shows them: the members of its JSON."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class ErrorView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ModelView(msgspec.Struct, kw_only=True, frozen=True):
-    """One model. What there is only while it is in service is missing where it is not. Times are in seconds."""
+    """One model. Members that describe a service are left out of a model that has none. Times are in seconds."""
 
     name: str
     version: str
     state: str
-    """As `gateway.workers.worker.State` has it, and `unloading`; `unloaded` where it is not in service."""
+    """One of `gateway.workers.worker.State`, or `unloading`, or `unloaded` if it is not in service."""
     reason: str
     family: str | UnsetType = UNSET
-    """Which messages it speaks: text, tensor or parts."""
+    """The kind of its messages: text, tensor or parts."""
     seconds: float | UnsetType = UNSET
-    """In that state."""
+    """Seconds in that state."""
     crashes: int | UnsetType = UNSET
     restarts: int | UnsetType = UNSET
     restart_in: float | UnsetType | None = UNSET
@@ -52,15 +52,15 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     last_error: ErrorView | UnsetType | None = UNSET
     stopping: StopSummary | UnsetType = UNSET
     instances: tuple[InstanceStatus, ...] | UnsetType = UNSET
-    """Of a model that runs in processes."""
+    """The processes of a model that runs in some."""
     slots_blocked: int | UnsetType = UNSET
     """Slots in use whose clients do not read."""
     versions: list[VersionView] | UnsetType = UNSET
-    """The one in service first; others are there while it is reloaded, and until their sessions are over."""
+    """The version in service first, then older ones until their sessions are over."""
     batches: dict[str, int] | UnsetType = UNSET
-    """How often the model was called with so many at once, by size; where one model is asked for."""
+    """The number of calls by batch size; only if one model is asked for."""
     history: list[ChangeView] | UnsetType = UNSET
-    """Its last changes of state, the oldest first; where one model is asked for."""
+    """The last changes of its state, the oldest first; only if one model is asked for."""
 
 
 class VersionView(msgspec.Struct, kw_only=True, frozen=True):
@@ -78,7 +78,7 @@ class IncidentView(msgspec.Struct, kw_only=True, frozen=True):
     """The number of the first one."""
     type: str
     place: str
-    """The place where it was raised, such as `app.py:12 in generate`."""
+    """The place of the raise, such as `app.py:12 in generate`."""
     model: str
     version: str
     error: str
@@ -93,7 +93,7 @@ class IncidentView(msgspec.Struct, kw_only=True, frozen=True):
     numbers: list[str]
     """The incidents that clients were told and the log has, the last ones."""
     traceback: str | UnsetType = UNSET
-    """The traceback of the first one, where it is asked for alone; empty with operator.tracebacks = false."""
+    """The traceback of the first one; only if one group is asked for. Empty with operator.tracebacks = false."""
 
 
 def view_of_incident(group: IncidentGroup, *, whole: bool = False) -> IncidentView:
@@ -104,7 +104,7 @@ def view_of_incident(group: IncidentGroup, *, whole: bool = False) -> IncidentVi
 
 
 async def models_of(gateway: Operated) -> list[ModelView]:
-    """Every model there is, by name: in service, configured, or a folder of the repository."""
+    """All models by name: in service, configured, or a folder of the repository."""
     indexed, models, blocked = await gateway.control.index(), gateway.models, blocked_slots(gateway)
     return [
         view_of_model(models[entry.name], blocked[entry.name], versions_of(gateway, entry.name))
@@ -126,7 +126,7 @@ _STATES = {"READY": "ready", "LOADING": "loading", "UNLOADING": "unloading", "UN
 
 
 def blocked_slots(gateway: Operated) -> Counter[str]:
-    """How many slots of each model are held for clients that do not read."""
+    """The number of slots of each model that are held for clients that do not read."""
     return Counter(
         exchange.model
         for exchange in gateway.observer.live
@@ -143,7 +143,7 @@ def versions_of(gateway: Operated, name: str) -> list[VersionView]:
 
 
 def batches_of(gateway: Operated, name: str) -> dict[str, int]:
-    """How often a model in service was called with so many at once: requests together, or sequences in a step."""
+    """The number of calls of a model in service by batch size: requests together, or sequences in a step."""
     worker = gateway.supervisor.workers[name]
     steps: dict[int, int] | None = getattr(worker.model, "__model_batches__", None)
     if steps is None:
@@ -182,9 +182,9 @@ class HopView(msgspec.Struct, kw_only=True, frozen=True):
     name: str
     """`received`, `queued`, `socket` or `window`."""
     held: int
-    """Bytes that are there."""
+    """Bytes in it now."""
     limit: int
-    """With how many it is full."""
+    """Bytes with which it is full."""
 
 
 class StreamView(msgspec.Struct, kw_only=True, frozen=True):
@@ -205,7 +205,7 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     status: int
     """0 where no head has been sent."""
     waits_for: str | UnsetType = UNSET
-    """While it is live: see `waits_for`."""
+    """The thing that a live stream waits for; see the function `waits_for`."""
     waited: float | UnsetType = UNSET
     """Seconds for which it has waited for that; for the model, since bytes have moved or it had its slot."""
     spent: dict[str, float]
@@ -222,15 +222,15 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def waits_for(exchange: Exchange, queued: Collection[object]) -> str:
-    """`slot` where it is one of the queued; `input`, `room` or `end` where the client is to send, to read, or to take the
-    last of its answer; else `model`, or `gateway` where no model is known yet."""
+    """`slot` if the exchange is queued; `input`, `room` or `end` if its client must send, read, or take the rest of the
+    answer; else `model`, or `gateway` if no model is known yet."""
     if exchange in queued:
         return "slot"
     return exchange.waits_for or ("model" if exchange.model else "gateway")
 
 
 class Wanted(Protocol):
-    """Which streams somebody asks for; what is empty does not matter."""
+    """A filter of streams; an empty member matches all."""
 
     @property
     def waits_for(self) -> str: ...
@@ -241,7 +241,7 @@ class Wanted(Protocol):
 
 
 def matches(exchange: Exchange, waiting: str, wanted: Wanted) -> bool:
-    """True if a live exchange, which waits for that, is asked for."""
+    """True if a live exchange that waits for `waiting` matches the filter."""
     if (wanted.waits_for or waiting) != waiting or (wanted.model or exchange.model) != exchange.model:
         return False
     if not wanted.peer:
@@ -251,7 +251,7 @@ def matches(exchange: Exchange, waiting: str, wanted: Wanted) -> bool:
 
 
 def waited(exchange: Exchange, waiting: str, now: float) -> float:
-    """Seconds for which it has waited for that."""
+    """Seconds that an exchange has waited for `waiting`."""
     waits, moved = exchange.waits, max(exchange.arrived_at, exchange.outbound.sent_at)
     match waiting:
         case "slot" | "input" | "room":

@@ -1,4 +1,4 @@
-"""The operator's console as a browser gets it: static files, and the policy under which their scripts run."""
+"""The operator's console: static files, and the policy under which their scripts run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _files() -> Mapping[str, _File]:
 
 
 def console_response(request: Request, name: str = PAGE) -> Response:
-    """One file; 304 where the browser has it already. NotFound if there is no such file."""
+    """Answers one file, or 304 if the browser has it already. Raises NotFound if there is no such file."""
     file = _files().get(name)
     if file is None:
         raise NotFound(f"the console has no file {name[:100]!r}")
