@@ -15,7 +15,7 @@ from gateway.config.text import Key, dotted, show
 from gateway.config.tree import Config, OperatorConfig, ProcessConfig
 
 Where: TypeAlias = Callable[[str], str]
-"""The text for a key in an error: the key, and where it was set."""
+"""The text for a key in an error: the key, and its source."""
 
 
 def open_ports(config: Config) -> dict[str, int]:
@@ -83,7 +83,7 @@ def _wrong_tls(config: Config, where: Where) -> Iterator[Problem]:
 
 
 def missing_tls(config: Config, where: Where = str) -> Iterator[Problem]:
-    """A problem where a socket is to have TLS, and there is no certificate for it."""
+    """A problem if a socket is to have TLS, and no certificate is set."""
     secure = [place for place in places_of(config.listen.host) if not isinstance(place, Host) and place.tls]
     if secure and not (config.tls.cert or config.tls.dev):
         text = f"{where('listen.host')} has a socket with TLS, and TLS is off: set tls.cert, or leave +tls out"
@@ -105,8 +105,8 @@ def _wrong_ports(config: Config, where: Where) -> Iterator[Problem]:
 
 
 def shared_sockets(config: Config, where: Where = str) -> Iterator[Problem]:
-    """A problem where one socket is listened on twice: chance would say which of its clients are served in clear and which
-    with TLS, who calls models and who manages them."""
+    """A problem if one socket is listened on twice: which listener gets a client, with or without TLS, for models or for the
+    operator plane, would be chance."""
     hosts = {"listen.host": config.listen.host, "operator.host": config.operator.host}
     said = [(key, text) for key, texts in hosts.items() for text in ([texts] if isinstance(texts, str) else texts)]
     for (one, text), (other, same) in combinations(said, 2):
@@ -126,7 +126,7 @@ def _is_one_socket(one: Place, other: Place) -> bool:
 
 
 def exposed_plane(config: Config, where: Where = str) -> Iterator[Problem]:
-    """A problem where everyone on a network could manage the models, and nobody has said that they may."""
+    """A problem if everyone on a network could manage the models, and no setting permits that."""
     plane = config.operator
     if has_plane(plane) and not (is_local(plane.host) or plane.token or plane.token_file or plane.open):
         text = (
@@ -189,7 +189,7 @@ def unsupported_processes(config: Config, where: Where = str) -> Iterator[Proble
 
 
 def several_processes(config: Config, where: Where = str) -> Iterator[Problem]:
-    """A problem where a program that serves in its own process is to have several: only `everywire serve` starts them."""
+    """A problem if a program that serves in its own process is to have several: only `everywire serve` starts them."""
     if (n := config.listen.processes) != 1:
         text = f"{where('listen.processes')} is {n}, and this program serves in its own process: only `everywire` has more"
         yield Problem(key="listen.processes", text=text, expected="1", got=str(n))

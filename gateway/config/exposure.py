@@ -69,8 +69,8 @@ def warnings(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, 
         verified = {"sagemaker.sigv4.credentials": config.sagemaker.sigv4.credentials, "tls.client_ca": tls.client_ca}
         settings = [key for key, on in verified.items() if on]
         if settings:
-            hint = "other routes than /endpoints/ and ports in clear are open to everybody"
-            yield "access.unsigned lets in who has shown nothing", {"settings": settings, "hint": hint}
+            hint = "routes other than /endpoints/, and ports without TLS, are open to everybody"
+            yield "access.unsigned admits clients without a signature or certificate", {"settings": settings, "hint": hint}
     if tls.client_ca and not closes(config) and (clear := in_clear(config)):
         hint = "-1 opens no port, and +tls is a socket with TLS" if "listen.host" in clear else "-1 opens none"
-        yield "in clear nobody is asked for a certificate", {"settings": clear, "hint": hint}
+        yield "ports without TLS ask for no client certificate", {"settings": clear, "hint": hint}

@@ -28,8 +28,8 @@ _LONGEST = 200
 
 
 def lines_of(text: str) -> dict[Key, int]:
-    """The line, counted from 1, on which each key and each table of a document comes first. The document is TOML. Behind a
-    value of more than 200 lines nothing is told."""
+    """The line, counted from 1, on which each key and each table of a TOML document first appears. Lines after a value of
+    more than 200 lines are unknown."""
     found: dict[Key, int] = {}
     table: Key = ()
     statement: list[str] = []
@@ -68,7 +68,7 @@ PREFIX = "EVERYWIRE_"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A configuration, and where each value that is not a default was set, by the setting's dotted key."""
+    """A configuration, and the source of each value that is not a default, by the setting's dotted key."""
 
     config: Config
     sources: Mapping[str, str]

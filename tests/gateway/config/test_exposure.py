@@ -69,8 +69,8 @@ def test_a_server_that_everybody_may_call_says_so_at_its_start() -> None:
         assert told(listen=EVERYWHERE, **said) == []
     assert told(listen=EVERYWHERE, environ={"SAGEMAKER_BIND_TO_PORT": "8080"}) == []
     unsigned = AccessConfig(unsigned=True)
-    assert told(sagemaker=SIGNED, access=unsigned) == ["access.unsigned lets in who has shown nothing"]
-    assert told(tls=CERTIFIED, access=unsigned)[1:] == ["in clear nobody is asked for a certificate"]
+    assert told(sagemaker=SIGNED, access=unsigned) == ["access.unsigned admits clients without a signature or certificate"]
+    assert told(tls=CERTIFIED, access=unsigned)[1:] == ["ports without TLS ask for no client certificate"]
     assert told(access=unsigned) == []
 
 
