@@ -279,9 +279,9 @@ class LimitsConfig:
     """Percent of the byte budget in use above which the gateway ends one exchange a second: the largest of the client that
     holds most."""
     json: Bytes = 64 * MiB
-    """Bytes of a v2 JSON body, or of the JSON head of a binary one. See `text_json` for other bodies."""
+    """Bytes of a v2 JSON body, or of the JSON head of a binary one. Beyond: 413. See `text_json` for other bodies."""
     json_depth: Count = 64
-    """Nested arrays and objects in a JSON text."""
+    """Nested arrays and objects in a JSON text. Beyond: 400."""
     json_containers: Count = 100_000
     """Arrays and objects in a JSON text, each of which takes 80 to 200 bytes of memory once parsed. Beyond: 400."""
     json_values: Count = 1_000_000
@@ -290,9 +290,9 @@ class LimitsConfig:
     text_json: Bytes = 16 * MiB
     """Bytes of the body of a call of a text model: LMI, TGI, OpenAI and generate. Beyond: 413."""
     tensors: Count = 256
-    """Inputs of one request."""
+    """Inputs of one request. Beyond: 400."""
     tensor_dims: Count = 16
-    """Dimensions of one tensor."""
+    """Dimensions of one tensor. Beyond: 400."""
     bytes_elements: Count = 1_000_000
     """BYTES elements in the inputs of one request, each of which becomes an object. Beyond: 400."""
     body_silence: Seconds = 30.0
@@ -302,9 +302,9 @@ class LimitsConfig:
     body_rate: Bytes = 1 * KiB
     """Bytes a second; see `body_silence`."""
     chunk_line: Bytes = 256
-    """HTTP/1.1: bytes of the line that begins a chunk."""
+    """HTTP/1.1: bytes of the line that begins a chunk. Beyond: 400."""
     chunk_extensions: BytesOrOff = 16 * KiB
-    """HTTP/1.1: bytes of all chunk extensions of one body."""
+    """HTTP/1.1: bytes of all chunk extensions of one body. Beyond: 400."""
     trailers: BytesOrOff = 4 * KiB
     """Bytes of all trailer fields of one message."""
     trailer_fields: CountOrOff = 20
@@ -317,7 +317,7 @@ class LimitsConfig:
     random for each connection. HTTP/2 and gRPC: GOAWAY; open streams run to their end. HTTP/1.1: `Connection: close` on the
     next answer; an idle connection closes. WebSockets stay open. Checked once a second. 0: no limit."""
     requests_per_connection: Count = 10_000
-    """HTTP/1.1: requests on one connection."""
+    """HTTP/1.1: requests on one connection. The last answer closes it."""
     read_ahead: Bytes = 256 * KiB
     """HTTP/1.1 and WebSocket: bytes that the gateway reads before the model asks for them. A head, line or frame under 64
     KiB that has begun is still read to its end."""
