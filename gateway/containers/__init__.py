@@ -1,1 +1,1 @@
-"""A user's model container, shown as a model. May import client, catalog, core, net, telemetry and config."""
+"""A user's model container, served as a model. May import client, catalog, core, net, telemetry and config."""

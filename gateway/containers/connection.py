@@ -1,4 +1,4 @@
-"""The wire client of the bridge: how a model container is found, dialled, asked over HTTP and upgraded to a WebSocket."""
+"""The wire client of the bridge: finds and dials a model container, asks it over HTTP, and upgrades to a WebSocket."""
 
 from __future__ import annotations
 
@@ -39,84 +39,84 @@ from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
 from protocols.websocket.handshake import check_response, end_of_input, offered_end_of_input, request_headers
 
 Allocate: TypeAlias = Callable[[int], memoryview | None]
-"""Gives the memory of one large frame, or None where there is none."""
+"""Returns the memory for one large frame; None if there is none."""
 
 Dial: TypeAlias = Callable[[], Awaitable[Transport]]
-"""Opens a connection to the container. Raises OSError or TransportLost; a cancelled one leaves nothing open."""
+"""Opens a connection to the container. Raises OSError or TransportLost. If it is cancelled, nothing stays open."""
 
 AS_IT_IS = (b"accept-encoding", b"identity")
-"""Asked of every answer whose content somebody reads: what it is encoded with would be lost on its way to the client."""
+"""A header for each request whose answer is read: the client would not learn of a content encoding."""
 
 DEFAULT_PATH = "invocations-bidirectional-stream"
-"""Where a container takes its WebSocket unless the URL or the request says otherwise (container contract, GA)."""
+"""The default path of a container's WebSocket, if neither the URL nor the request has one (container contract, GA)."""
 
 BAD_GATEWAY, GATEWAY_TIMEOUT = 502, 504
-"""What stands for the container's own status where it gave none."""
+"""The status codes of errors for which the container gave none."""
 
 _KIB = 1024
-_DEFAULT_PORT = {False: 8080, True: 443}  # the container contract's, and that of a front with TLS
+_DEFAULT_PORT = {False: 8080, True: 443}  # without TLS, the port of the container contract; with TLS, that of https
 _SCHEMES = {"ws": False, "http": False, "wss": True, "https": True}
-# what ends a request target or would be taken for something else in it
+# characters that end the path of a request target, or mean something else in it
 _NOT_IN_PATH = re.compile(r"[^!-~]|[?#]")
-# the rest of a refusal: its text is a kindness, nobody should wait long for it
+# seconds for the text of a refusal, which is only for information
 _TEXT_SECONDS = 2.0
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLimits:
-    """What the bridge to one container allows: bytes and seconds where nothing else is said."""
+    """The limits of the bridge to one container. The values are bytes, seconds and counts."""
 
     part: Bytes = 16 * _KIB * _KIB
-    """The payload of one frame from the container; a larger one ends its session."""
+    """The most payload bytes of one frame from the container. A larger frame ends its session."""
     read_ahead: Bytes = 256 * _KIB
-    """Frames that are read from the container ahead of a slow client, for each session. The one that passes the bound
-    is whole: a session holds at most `read_ahead`, one frame of `part` bytes, and 128 KiB of what one receive brought.
-    All of it counts as `limits.total_bytes` of the gateway. What an invocation holds is one receive, 64 KiB."""
+    """The bytes of frames that are read from the container ahead of a slow client, for each session. The frame that
+    exceeds the limit is still read: a session holds at most `read_ahead`, one frame of `part` bytes, and 128 KiB of one
+    receive. All of it counts towards `limits.total_bytes` of the gateway. An invocation holds one receive, 64 KiB."""
     unsent: BytesOrOff = 128 * _KIB
-    """What the kernel takes ahead of what the container takes (TCP_NOTSENT_LOWAT); 0: the system's."""
+    """The bytes that the kernel buffers for a container that does not read (TCP_NOTSENT_LOWAT); 0: the system's default."""
     error_text: Bytes = 4 * _KIB
-    """How much of the container's own words a refusal passes on."""
+    """The bytes of the container's text that a refusal passes on to the client."""
     connect_timeout: Seconds = 10.0
-    """From the first packet to the answer to the handshake. The contract gives the container 250 ms."""
+    """Seconds from the first packet to the answer to the handshake. The contract gives the container 250 ms."""
     half_close_quiet: SecondsOrOff = math.inf
-    """For a container that neither names an end of input nor closes its sessions itself. Once the client's input has ended,
-    Close is sent when the container has sent no frame for this long. Most WebSocket libraries answer a Close by
-    themselves and then drop what the container is still at, so this is a guess: it must be longer than any answer takes.
-    0 sends Close behind the last part, for a container that answers what came before a Close first. Infinite, the
-    default, never guesses: the session lasts until the container closes, or until its own time is over."""
+    """Seconds without a frame from the container after which Close is sent, once the client's input has ended. It is for a
+    container that neither names an end of input nor closes its sessions itself. It must be longer than any answer takes:
+    most WebSocket libraries answer a Close by themselves, and the rest of the answer is lost. 0 sends Close behind the
+    last part, for a container that finishes its answers before it answers a Close. Infinite, the default, never sends it:
+    the session lasts until the container closes it, or its time is over."""
     half_close_timeout: Seconds = 60.0
-    """How long the container may send no frame after our Close before it says its own."""
+    """Seconds without a frame after our Close within which the container must send its own."""
     ping_interval: SecondsOrOff = 60.0
-    """Between Pings; 0: none."""
+    """Seconds between Pings; 0: none are sent."""
     pings_unanswered: Count = 5
-    """Pings in a row without a byte from the container that end its session."""
+    """The session ends after this many Pings in a row without a byte from the container."""
     invocation_timeout: Seconds = 60.0
-    """Until the head of the answer to /invocations, and then between two pieces of it."""
+    """Seconds to the head of the answer to /invocations, and then between two pieces of the answer."""
     model_load_timeout: Seconds = 480.0
-    """For one load of a multi-model container's model: POST /models, and unloading others where it has no memory."""
+    """Seconds for one load of a multi-model container's model: POST /models, and unloads that make room for it."""
     model_unload_timeout: Seconds = 360.0
-    """For one DELETE /models/{name} of it, which ends what the model is at."""
+    """Seconds for one DELETE /models/{name}, which ends the model's running calls."""
     health_timeout: Seconds = 2.0
-    """For one GET /ping."""
+    """Seconds for one GET /ping."""
     health_interval: SecondsOrOff = 10.0
-    """Between two of them while the model is ready; 0: none."""
+    """Seconds between two GET /ping while the model is ready; 0: none are sent."""
     health_failures: Count = 6
-    """So many in a row, without a byte from the container on any session, and it counts as gone."""
+    """The container counts as gone after this many failed GET /ping in a row, without a byte from it on any session."""
     healthy_within: Seconds = 480.0
-    """From the start of loading to the first 200."""
+    """Seconds from the start of loading to the first 200."""
 
 
 _LIMITS = {setting.path[-1]: setting for setting in settings_of(ContainerLimits)}
 
 
 def container_limits(given: Mapping[str, Any]) -> ContainerLimits:
-    """The limits of these names, as an operator writes them: a number, or text such as "500ms" or "64 KiB". Raises
-    ConfigError for a name or a value that is none."""
+    """Reads limits by name, as an operator writes them: numbers, or texts such as "500ms" or "64 KiB". ConfigError for an
+    unknown name or an invalid value."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in _LIMITS:
-            raise ConfigError(f"{name[:100]!r} is no limit of a container; there are: {', '.join(_LIMITS)}")
+            raise ConfigError(f"{name[:100]!r} is not a limit of a container; there are: {', '.join(_LIMITS)}")
         seconds = _LIMITS[name].unit is Unit.SECONDS
         parse = parse_duration if seconds else parse_size  # a count too
         try:
@@ -131,13 +131,13 @@ def container_limits(given: Mapping[str, Any]) -> ContainerLimits:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerAddress:
-    """Where a container is: one address for its WebSocket and its HTTP."""
+    """The address of a container, for its WebSocket and its HTTP."""
 
     host: str
     port: int
     tls: bool
     path: str
-    """Of the WebSocket, without the leading slash, where the request names none."""
+    """The default path of the WebSocket, without the leading slash, for requests that name none."""
 
     @property
     def authority(self) -> str:
@@ -146,8 +146,8 @@ class ContainerAddress:
 
 
 def container_address(url: str) -> ContainerAddress:
-    """Reads `ws://host:port/path`; http:// means the same, and wss:// and https:// the same with TLS. Without a port it
-    is 8080, or 443 with TLS; without a path the contract's. Raises ValueError for anything else."""
+    """Reads `ws://host:port/path`. http:// means the same; wss:// and https:// mean TLS. The default port is 8080, or 443
+    with TLS; the default path is the contract's. ValueError for any other URL."""
     shown = repr(text_without_secrets(url)[:200])
     try:
         parts = urlsplit(url)
@@ -166,11 +166,11 @@ def container_address(url: str) -> ContainerAddress:
 
 
 def dialler(address: ContainerAddress, limits: ContainerLimits, *, ca: str = "") -> Dial:
-    """Connections over TCP, with TLS where the address has it: the server's name is checked against the system's CAs, or
-    against the file `ca` alone. Raises ConfigError where that file cannot be used, or is not needed."""
+    """Makes a function that connects over TCP, and with TLS if the address has it. The server's name is checked against the
+    system's CAs, or against the file `ca` alone. ConfigError if that file cannot be used, or there is no TLS."""
     context: ssl.SSLContext | None = None
     if ca and not address.tls:
-        raise ConfigError("a CA is for wss:// and https://: this container is called in clear")
+        raise ConfigError("a CA is for wss:// and https://: this container is called without TLS")
     if address.tls:
         context = client_context(Path(ca), alpn=["http/1.1"]) if ca else ssl.create_default_context()
 
@@ -191,7 +191,7 @@ def dialler(address: ContainerAddress, limits: ContainerLimits, *, ca: str = "")
 
 
 def _own(stream: trio.SocketStream, unsent: int) -> SocketTransport:
-    """A transport over the stdlib socket below trio's: ours wait with trio.lowlevel themselves."""
+    """Makes a transport over the standard socket of a stream: transports wait with trio.lowlevel themselves."""
     its = stream.socket
     sock = socket.socket(its.family, its.type, its.proto, its.detach())
     try:
@@ -203,7 +203,7 @@ def _own(stream: trio.SocketStream, unsent: int) -> SocketTransport:
 
 @final
 class Within:
-    """A time allowed from now on, and the words that name it and its limit."""
+    """A deadline that begins now, and the words that name its seconds and its setting in an error."""
 
     def __init__(self, seconds: float, setting: str) -> None:
         self.deadline = trio.current_time() + seconds
@@ -212,7 +212,7 @@ class Within:
 
 @final
 class NoAnswer(Exception):
-    """The container gave no answer that is one: `status` stands for its own, `message` is for the client to see."""
+    """The container gave no valid answer. `status` takes the place of its status; `message` is for the client."""
 
     def __init__(self, message: str, *, status: int = BAD_GATEWAY) -> None:
         super().__init__(message)
@@ -221,7 +221,7 @@ class NoAnswer(Exception):
 
 @final
 class Container:
-    """One model container as a client sees it."""
+    """A client of one model container."""
 
     def __init__(self, address: ContainerAddress, limits: ContainerLimits, dial: Dial) -> None:
         self.address, self.limits = address, limits
@@ -229,13 +229,13 @@ class Container:
         self._authority = address.authority.encode()
         self._websocket_limits = WebSocketLimits(part=limits.part)
         self.heard = False
-        """A session has received something; whoever watches the container's health sets it back."""
+        """True once a session has received bytes. The task that watches the container's health resets it."""
         self.scratch = memoryview(bytearray(64 * _KIB))
-        """What sessions receive into; nobody waits while it holds anything."""
+        """A buffer that all sessions receive into. A session must empty it before it waits."""
 
     @asynccontextmanager
     async def connect(self, within: Within) -> AsyncIterator[Transport]:
-        """A connection, closed at the end of the block. NoAnswer if there is none in time."""
+        """Yields a connection, which is closed at the end of the block. NoAnswer if there is none in time."""
         transport: Transport | None = None
         with trio.move_on_at(within.deadline):
             try:
@@ -252,8 +252,8 @@ class Container:
     async def ask(
         self, peer: Peer, method: bytes, target: bytes, headers: Headers, within: Within, body: Buffer | None = None
     ) -> Response:
-        """One request, in the trace of the current exchange, and the head of its final answer. NoAnswer if there is none in
-        time, BadRequest for a target or a header that cannot be written."""
+        """Sends a request, in the trace of the current exchange. Returns the head of the final answer. NoAnswer if there is
+        none in time; BadRequest for a target or a header that cannot be written."""
         length = None if body is None else memoryview(body).nbytes
         head = Head(
             method=method,
@@ -281,7 +281,7 @@ class Container:
         raise NoAnswer(f"the container did not answer {within.words}", status=GATEWAY_TIMEOUT)
 
     async def ping(self) -> str:
-        """Why GET /ping was not answered with 200; empty when it was."""
+        """Sends GET /ping. Returns the reason why the answer was not 200; empty if it was."""
         within = Within(self.limits.health_timeout, "health_timeout")
         try:
             async with self.connect(within) as transport:
@@ -299,10 +299,10 @@ class Container:
         allocate: Allocate,
         pay: Callable[[int], bool],
     ) -> tuple[WebSocketConnection, Response, bytes | None]:
-        """The WebSocket that the connection becomes, the answer that said so, and the text that the container takes for
-        the end of the input, where it names one (`protocols.websocket.handshake.END_OF_INPUT`). Large frames land in
-        what `allocate` gives, as far as `pay` lets them. NoAnswer where there was no answer, ModelError with the
-        container's status and text where it refused."""
+        """Upgrades a connection to a WebSocket. Returns the WebSocket, the head of the answer, and the text that stands for
+        the end of the input, if the container names one (`protocols.websocket.handshake.END_OF_INPUT`). Large frames are
+        received into memory of `allocate` while `pay` allows it. NoAnswer if there was no valid answer; ModelError with the
+        container's status and text if it refused."""
         peer, key = client.http1(transport), secrets.token_bytes(16)
         offered = offered_end_of_input(secrets.token_bytes(16))
         answer = await self.ask(peer, b"GET", target, [*headers, offered, *request_headers(key)], within)
@@ -321,7 +321,8 @@ class Container:
         return machine, answer, end
 
     async def refusal(self, peer: Peer, answer: Response, *, code: str) -> ModelError:
-        """What the container said instead, in its own words where it has an error status and any that can be read."""
+        """Reads the container's refusal. The error has the container's text if its status is an error and the text is
+        readable."""
         limit, text = self.limits.error_text, bytearray()
         if 400 <= answer.status <= 599 and not content_coding(answer):
             with trio.move_on_after(_TEXT_SECONDS), suppress(TransportLost, RemoteProtocolError):
@@ -331,22 +332,22 @@ class Container:
 
 
 def refused(status: int, said: str, *, code: str, asked: str = "") -> ModelError:
-    """The error for an answer that is none: with the container's own status where that is an error's, and its own words
-    where it has any."""
+    """Makes the error for a refusal: with the container's status and text if the status is an error, otherwise with 502 and
+    a text of ours."""
     error = 400 <= status <= 599
     message = said if said and error else f"the container answered {status}{asked and f' to {asked}'}"
     return ModelError(message, code=code, status=status if error else BAD_GATEWAY)
 
 
 def content_coding(answer: Response) -> str:
-    """How the answer's content is encoded (RFC 9110 section 8.4); empty where it is as it is."""
+    """Returns the answer's content encodings (RFC 9110 section 8.4); empty if there are none."""
     values = [value for name, value in answer.headers if name == b"content-encoding"]
     codings = b",".join(values).decode("latin-1").lower().split(",")
     return ", ".join(coding for c in codings if (coding := c.strip()) not in ("", "identity"))
 
 
 async def next_piece(peer: Peer) -> Buffer | None:
-    """The next piece of the answer under way, None at its end. Raises TransportLost or RemoteProtocolError where it is
+    """Waits for the next piece of the current answer; None at its end. TransportLost or RemoteProtocolError if the answer is
     cut off."""
     event = await peer.next_event()
     if isinstance(event, Data):
@@ -356,7 +357,7 @@ async def next_piece(peer: Peer) -> Buffer | None:
 
 
 def text_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """As an HTTP/1.1 machine takes them. Raises BadRequest for what no HTTP/1.1 header can hold."""
+    """Encodes headers for an HTTP/1.1 machine. BadRequest for a text that no HTTP/1.1 header can hold."""
     try:
         return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
     except UnicodeEncodeError as e:
@@ -364,11 +365,11 @@ def text_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]
 
 
 def _reason(error: Exception) -> str:
-    """In few words: trio's error names the address, as ours does; the system's behind it says why."""
+    """Returns the reason of an error without the address: for an OSError of trio's, the text of the system's error."""
     if not isinstance(error, OSError):
         return str(error)
     cause: BaseException = error.__cause__ or error
-    if isinstance(cause, BaseExceptionGroup):  # of the addresses that a name has
+    if isinstance(cause, BaseExceptionGroup):  # one error for each address of the name
         cause = cause.exceptions[0]
     number = getattr(cause, "errno", None) or 0
-    return os.strerror(number) if number > 0 else str(cause)  # those of name look-ups are negative
+    return os.strerror(number) if number > 0 else str(cause)  # errors of name look-ups have negative numbers

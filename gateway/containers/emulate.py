@@ -1,4 +1,4 @@
-"""SageMaker's front on this machine, before a user's own container."""
+"""Emulates SageMaker's front on this machine, in front of a user's container."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from models.spec import ModelSpec
 from protocols.aws import bidi
 
 CLEAR_PORT = 8090
-"""In clear, where nothing else is said: 8080 is the container's own."""
+"""The default port without TLS: 8080 is the container's own."""
 
 
 class Listening(Protocol):
-    """What listens: 0 is a port that is not open."""
+    """The open ports of a server; 0: not open."""
 
     @property
     def addresses(self) -> tuple[str, ...]: ...
@@ -33,7 +33,7 @@ class Listening(Protocol):
 
 @final
 class Emulation:
-    """What is served for a container: the configuration, the model that stands for it, and how clients reach it."""
+    """An emulated endpoint: the configuration, the model that stands for the container, and the advice for clients."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Emulation:
         models: str = "",
         limits: ContainerLimits,
     ) -> None:
-        """ConfigError for a container that no URL names, and for an endpoint that no client can name."""
+        """ConfigError for an invalid URL of the container, or a name of the endpoint that no client can send."""
         config = resolved.config
         if "listen.port" not in resolved.sources:
             config = replace(config, listen=replace(config.listen, port=CLEAR_PORT))
@@ -71,7 +71,8 @@ class Emulation:
         self.models: Sequence[ModelSpec] = [spec]
 
     def advice(self, listening: Listening, certificate: str) -> str:
-        """For whoever started it: what to tell the clients. `certificate` is the file of the CA that they must trust."""
+        """Returns the text for the user: the settings of each client. `certificate` is the file of the CA that clients must
+        trust."""
         trust = f", and SSL_CERT_FILE={certificate} in its environment" if certificate else ""
         lines = [f"Endpoint {self.endpoint!r} is the container at {self.container}."]
         if listening.tls_port:
@@ -87,7 +88,7 @@ class Emulation:
         return "\n".join(lines)
 
     def told(self, listening: Listening, certificate: str) -> str:
-        """The same for a program, as one line of JSON: a URL is empty where its port is not open."""
+        """Returns the same for a program, as one line of JSON. A URL is empty if its port is not open."""
         facts = {
             "endpoint": self.endpoint,
             "container": self.container,

@@ -1,4 +1,4 @@
-"""A model container behind ws:// and http://, shown as a model of parts."""
+"""Serves a model container behind ws:// and http:// as a model of parts."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ __all__ = ["CAPACITY", "ContainerLimits", "ContainerUnhealthy", "container", "co
 log = logging.getLogger("gateway.bridge")
 
 CAPACITY = 1000
-"""Sessions of one container at once where nothing else is said: it is the container that refuses more."""
+"""The default number of concurrent sessions of one container. It is high, because the container itself refuses more."""
 
 _DEFAULT_LIMITS = ContainerLimits()
 _RETRY_SECONDS = 1.0
 _NOT_FOUND = 404
-# Models that go for one invocation: a container that is short of memory whatever goes must not lose them all.
+# The most models that are unloaded for one invocation: a container that always lacks memory must not lose all.
 _ROOMS = 8
-# The whole of a ModelInvocationPath as the service model has it; what it admits and we do not are the dot segments.
+# A ModelInvocationPath in the service model. It allows the segments . and .., which are refused here.
 _PATH = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _REQUEST_ID = "x-amzn-sagemaker-request-id"
-# What a container is told of its client: all other headers are the platform's own, credentials among them.
+# The client's headers that a container gets. All others are the platform's own; some hold credentials.
 _ON_HANDSHAKE = (
     "content-type",
     "accept",
@@ -64,7 +64,7 @@ _ON_HANDSHAKE = (
     "x-amzn-sagemaker-session-id",
 )
 _ON_INVOCATION = (*_ON_HANDSHAKE, "x-amzn-sagemaker-target-model")
-# What a client is told of its container.
+# The container's headers that a client gets.
 _IN_REPLY = (
     "x-amzn-sagemaker-custom-attributes",
     "x-amzn-sagemaker-new-session-id",
@@ -73,20 +73,19 @@ _IN_REPLY = (
 
 
 class ContainerUnhealthy(Exception):
-    """The container has not answered GET /ping for too long: its worker ends, and waits for it as for a new one."""
+    """The container has not answered GET /ping for too long. The worker ends, and waits for it as for a new container."""
 
 
 def container(url: str, *, ca: str = "", models: str = "", **limits: Any) -> ModelSpec:
-    """A container as a configuration names it: a factory whose options these are.
+    """Makes the model of a container from the options in a configuration.
 
         [models.remote]
         factory = "gateway.containers.model:container"
         options = { url = "ws://10.0.0.7:8080", connect_timeout = "500ms" }
 
-    `limits` are the fields of ContainerLimits, durations and sizes as anywhere in a configuration. `models` makes it a
-    multi-model container, as with `container_spec`. Without a `capacity` and a `load_timeout` beside its options the model
-    takes 1000 sessions at once, and waits `healthy_within` for the container. Raises ConfigError for an option that is
-    wrong.
+    `limits` are the fields of ContainerLimits, with durations and sizes as anywhere in a configuration. `models` makes it a
+    multi-model container, as for `container_spec`. The model's default `capacity` is 1000 sessions, and its default
+    `load_timeout` is `healthy_within`. ConfigError for an invalid option.
     """
     if not all(isinstance(option, str) for option in (url, ca, models)):
         raise ConfigError("url, ca and models must be strings")
@@ -106,24 +105,24 @@ def container_spec(
     models: str = "",
     dial: Dial | None = None,
 ) -> ModelSpec:
-    """A container at `url` (`ws://host:port`, perhaps with the path of its WebSocket; see `container_address`) as a
-    model; `dataclasses.replace` gives it another capacity, queue, timeout or restart policy.
+    """Returns the spec of a container at `url` as a model. `url` is `ws://host:port`, with an optional path of the WebSocket
+    (see `container_address`). `dataclasses.replace` sets another capacity, queue, timeout or restart policy.
 
-    A session is a WebSocket of its own: a frame for each part and a part for each frame, byte for byte. It ends when the
-    container says Close; `docs/reference/websocket.md` tells how a container hears of the end of the input. One whose call
-    has the parameter `unary` is POST /invocations instead. The model accepts its sessions itself, once the container
-    has accepted: until then its refusal is ModelError with the container's own status and text.
+    Each session is a separate WebSocket: a frame for each part and a part for each frame, byte for byte. It ends when the
+    container sends Close; `docs/reference/websocket.md` says how a container learns of the end of the input. A session whose
+    call has the parameter `unary` is POST /invocations instead. The model accepts a session when the container has. If the
+    container refuses, the session ends with a ModelError that has the container's status and text.
 
-    `load` waits until GET /ping answers 200, and raises ContainerUnhealthy when it has failed `health_failures` times
-    in a row while no session heard from the container either: live sessions then end with WorkerLost, and the restart
-    policy loads again, which waits for the container. One failure alone changes nothing, for a container that works
-    hard may be slow to answer.
+    `load` waits until GET /ping answers 200. It raises ContainerUnhealthy if GET /ping fails `health_failures` times in a
+    row while no session receives bytes from the container either. Live sessions then end with WorkerLost, and the restart
+    policy loads the model again, which waits for the container. A single failure changes nothing, because a busy container
+    may be slow to answer.
 
-    `models` is the path, as the container sees it, below which its models are: then invocations name one of them in
-    X-Amzn-SageMaker-Target-Model, and the container is asked to load and unload them, by the multi-model API.
+    `models` is the folder of the models, as a path in the container: then each invocation names a model in
+    X-Amzn-SageMaker-Target-Model, and the container is asked to load and unload models by the multi-model API.
 
-    `ca` is a file with the CA of a wss:// container, instead of the system's; `dial` opens the connections, instead of
-    TCP. Raises ValueError for a URL that is none, ConfigError for a CA that is none.
+    `ca` is a file with the CA of a wss:// container; default: the system's CAs. `dial` opens the connections; default: over
+    TCP. ValueError for an invalid URL, ConfigError for an invalid CA.
     """
     address = container_address(url)
     container = Container(address, limits, dial or dialler(address, limits, ca=ca))
@@ -156,7 +155,7 @@ def container_spec(
 async def _wait_healthy(container: Container) -> None:
     said = ""
     while reason := await container.ping():
-        # once for each reason: eight minutes of the same line tell nothing more
+        # a repeated reason is logged at DEBUG: a load may wait eight minutes for the container
         level = logging.DEBUG if reason == said else logging.INFO
         log.log(level, "waiting for the container", extra={"container": container.address.authority, "reason": reason})
         said = reason
@@ -179,8 +178,8 @@ async def _watch_health(container: Container) -> None:
 
 @final
 class Bridge:
-    """The model. It raises ModelError for what the container did, and BadRequest for what it must not be asked; of its
-    connections none outlives its session."""
+    """The model of a container. It raises ModelError for failures of the container, and BadRequest for requests that must
+    not reach it. No connection outlives its session."""
 
     def __init__(self, container: Container, models: ContainerModels | None = None) -> None:
         self._container, self._models = container, models
@@ -219,7 +218,7 @@ class Bridge:
         target = f"/{path or self._container.address.path}"
         if query := without_credentials(call.query):  # `access.pass_credentials` is for models in this process
             target += f"?{query}"
-        return target.encode(errors="surrogatepass")  # what is no visible ASCII is refused where it is written
+        return target.encode(errors="surrogatepass")  # the HTTP machine refuses all but visible ASCII
 
     # -- one invocation ----------------------------------------------------------------------------------------------
 
@@ -240,8 +239,8 @@ class Bridge:
     async def _ask_one_of_many(
         self, models: ContainerModels, session: Session[Part, Part], headers: Headers, body: Buffer
     ) -> None:
-        """What the container forgot meanwhile is loaded once more; where it has no memory, others go, and it is asked
-        again."""
+        """Invokes the target model. If the container has forgotten the model, it is loaded again, once. If the container has
+        no memory, other models are unloaded and it is asked again."""
         target = session.call.headers.get("x-amzn-sagemaker-target-model", "")
         if not target:
             raise BadRequest("the endpoint serves many models: X-Amzn-SageMaker-Target-Model must name one")
@@ -258,15 +257,15 @@ class Bridge:
                     try:
                         raise said
                     finally:
-                        del said  # it knows this frame: a cycle would keep what that holds
+                        del said  # it refers to this frame, and the cycle would keep the frame's objects
                 forgotten = True
                 models.lost(target)
 
     async def _ask(
         self, session: Session[Part, Part], path: bytes, headers: Headers, body: Buffer, *, may_try_again: bool = False
     ) -> tuple[int, ModelError | None]:
-        """Asks once, and answers with what comes. The container's refusal is raised; returned where it may be a reason to
-        ask again."""
+        """Asks once, and sends the answer to the session. Raises the container's refusal; with `may_try_again`, it returns
+        the status and the refusal."""
         container = self._container
         within = Within(container.limits.invocation_timeout, "invocation_timeout")
         async with container.connect(within) as transport:
@@ -279,7 +278,7 @@ class Bridge:
                 try:
                     raise refusal
                 finally:
-                    del refusal  # it knows this frame: a cycle would keep what that holds
+                    del refusal  # it refers to this frame, and the cycle would keep the frame's objects
             if coding := content_coding(answer):
                 raise ModelError(
                     f"the container answered with content-encoding {coding[:100]!r}, though identity was asked for",
@@ -304,8 +303,8 @@ class Bridge:
 
 
 def _forwarded(call: Call, names: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """The client's headers that the container sees, and the id that the log has. The response stream has an Accept of
-    its own, as the event stream's is not the container's."""
+    """Returns the client's headers for the container, and the id that the log has. A call of the response stream has a
+    separate header for the container's Accept, because its own Accept means the event stream."""
     given = call.headers
     values = {name: given.get(name, "") for name in names}
     values["accept"] = given.get("x-amzn-sagemaker-accept", "") or values["accept"]

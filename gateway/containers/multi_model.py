@@ -1,4 +1,4 @@
-"""The models of a multi-model container, as the platform keeps them: loaded on first use, unloaded for others."""
+"""Loads the models of a multi-model container on first use and unloads them for others, as the platform does."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ log = logging.getLogger("gateway.bridge")
 
 NO_MEMORY = 507
 _TAKEN, _UNKNOWN = 409, 404
-_LISTED = 1024 * 1024  # bytes of one page of a list of models that are read
-_PAGES = 100
-_TOKEN = 4096  # characters of the token of the next one
-_SURVEYED = 1000  # models that one look at that list adds at most: it is about room, not about all of them
-# Models that are remembered. One that is forgotten though it is loaded is found so (409) when it is asked for again.
+_LISTED = 1024 * 1024  # the most bytes of one page in a list of models
+_PAGES = 100  # the most pages of a list
+_TOKEN = 4096  # the most characters of the token of the next page
+_SURVEYED = 1000  # the most models that one survey adds: it needs some to unload, not all
+# Models that are remembered. If a loaded one is forgotten, the container answers its next load with 409.
 _REMEMBERED = 10_000
-# Loads whose callers have all left: they go on, but a container that answers none must not collect them.
+# The most loads whose callers have all disconnected: they go on, but must not pile up for a container that never answers.
 _UNATTENDED = 64
-# Unloads under way: where one lasts longer than these seconds, the next is tried beside it.
+# The most unloads at once. If one takes longer than _PATIENCE seconds, the next one begins beside it.
 _LEAVING, _PATIENCE = 4, 5.0
-_PAUSE = 60.0  # seconds in which a model that could not be unloaded is not tried again
+_PAUSE = 60.0  # seconds before a model that could not be unloaded is tried again
 
 
 @final
 class _Change:
-    """A load or an unload under way."""
+    """A load or an unload that runs."""
 
     def __init__(self, load: bool) -> None:
         self.load, self.done = load, trio.Event()
         self.error: ModelError | NoAnswer | None = None
 
     async def outcome(self) -> None:
-        """Waits for it; raises what went wrong, anew for each who waits."""
+        """Waits for the end of the change; raises a copy of its error for each waiting task."""
         await self.done.wait()
         match self.error:
             case ModelError() as e:
@@ -67,14 +67,14 @@ class _Change:
 
 @final
 class _Model:
-    """One of them."""
+    """A model that the container has, or is asked to load."""
 
     def __init__(self, name: str, *, loaded: bool = False) -> None:
         self.name, self.loaded = name, loaded
         self.users = 0
         self.change: _Change | None = None
         self.stays_until = 0.0
-        """On Trio's clock: it could not be unloaded, and is not tried before."""
+        """The time on Trio's clock before which no unload is tried, because the last one failed."""
 
     @property
     def idle(self) -> bool:
@@ -90,7 +90,7 @@ class _Listed(msgspec.Struct, rename="camel"):
 
 
 class _Page(msgspec.Struct, rename="camel"):
-    models: list[_Listed] = []  # a Struct copies it
+    models: list[_Listed] = []  # safe as a default: msgspec copies it
     next_page_token: str | None = None
 
 
@@ -98,28 +98,28 @@ class _Page(msgspec.Struct, rename="camel"):
 class ContainerModels:
     """Decides which models a container holds, by its multi-model API, as SageMaker's platform does.
 
-    A model is loaded when it is asked for first; one that is loaded already (409) is as good. Where the container has no
-    memory (507), models go that nobody uses, the least recently used first, and it is asked again. Loads and unloads run
-    in tasks of `nursery`, each within a time: a caller who leaves leaves nothing half done.
+    A model is loaded on its first use; the answer 409, loaded already, counts as success. If the container has no memory
+    (507), unused models are unloaded, the least recently used first, and it is asked again. Loads and unloads run in tasks
+    of `nursery`, each with a time limit, so that a caller that disconnects leaves nothing half done.
     """
 
     def __init__(self, container: Container, prefix: str, nursery: trio.Nursery) -> None:
         self._container, self._prefix, self._nursery = container, prefix, nursery
         self._models: OrderedDict[str, _Model] = OrderedDict()  # the least recently used first
-        self._leaving = self._gone = 0  # unloads under way, and those that came to a good end
-        self._left = trio.lowlevel.ParkingLot()  # for the end of an unload
+        self._leaving = self._gone = 0  # unloads that run, and unloads that have succeeded
+        self._left = trio.lowlevel.ParkingLot()  # tasks that wait for the end of an unload
         self._closed = False
 
     def close(self) -> None:
-        """The nursery ends: whoever wants a change from now on gets WorkerLost."""
+        """Makes further loads and unloads fail with WorkerLost, because the nursery ends."""
         self._closed = True
 
     @asynccontextmanager
     async def in_use(self, target: str) -> AsyncIterator[bytes]:
-        """The path that invokes a target model, loaded first where it is not; it is not unloaded within the block.
-        BadRequest for a target that is none, ModelError with the container's own status and text where it cannot be
-        loaded, NoAnswer where the container says nothing; Overloaded where it has not answered too many loads whose
-        callers have left, WorkerLost where the model's worker ends meanwhile."""
+        """Yields the path that invokes a target model, and loads the model first if needed. It is not unloaded within the
+        block. BadRequest for an invalid target; ModelError with the container's status and text if it refuses the load;
+        NoAnswer if the container does not answer; Overloaded if too many loads of disconnected callers are unanswered;
+        WorkerLost if the model's worker ends meanwhile."""
         url = model_url(self._prefix, target)
         name = model_name(url)
         model = self._models.get(name)
@@ -133,7 +133,7 @@ class ContainerModels:
                 if change.load:
                     await change.outcome()
                 else:
-                    await change.done.wait()  # it is being unloaded for another, who goes on without it if that fails
+                    await change.done.wait()  # an unload to make room; its error is not for this caller
             self._models.move_to_end(name)
             yield model.path + b"/invoke"
         finally:
@@ -141,8 +141,8 @@ class ContainerModels:
             self._forget(model)
 
     async def make_room(self) -> bool:
-        """Returns when a model that nobody uses is unloaded, for whoever was told that there is no memory. False where
-        none is left that could be, or none was within model_unload_timeout."""
+        """Unloads an unused model, after the container has answered that it has no memory. False if there is none to unload,
+        or none was unloaded within `model_unload_timeout`."""
         gone = self._gone
         with trio.move_on_after(self._container.limits.model_unload_timeout):
             while self._gone == gone:
@@ -160,7 +160,7 @@ class ContainerModels:
         return next((m for m in self._models.values() if m.idle and m.stays_until <= now), None)
 
     def lost(self, target: str) -> None:
-        """The container does not know this model any more, whatever it said before."""
+        """Notes that the container no longer has a model."""
         model = self._models.get(model_name(model_url(self._prefix, target)))
         if model is not None and model.change is None:
             model.loaded = False
@@ -190,7 +190,7 @@ class ContainerModels:
             if not change.load:
                 model.stays_until = trio.current_time() + _PAUSE
                 log.warning("the container did not unload a model", extra={"model": model.name, "reason": str(e)})
-        except trio.Cancelled:  # by the end of the nursery
+        except trio.Cancelled:  # the nursery ends
             self.close()
             raise
         finally:
@@ -216,7 +216,7 @@ class ContainerModels:
             del self._models[model.name]
 
     def _forget_one(self) -> None:
-        """Where too many are remembered, the one that was not used for longest."""
+        """Forgets the model that has been unused for longest, if too many are remembered."""
         if len(self._models) >= _REMEMBERED and (model := next((m for m in self._models.values() if m.idle), None)):
             del self._models[model.name]
 
@@ -242,8 +242,8 @@ class ContainerModels:
                 raise refused(status, text, code="InsufficientStorage", asked="POST /models")
 
     async def _survey(self, within: Within) -> bool:
-        """Looks for models that the container has and we do not know of: of a load that was given up, or an earlier
-        front's. Whether there are any."""
+        """Asks the container for models that are not known here, such as those of an abandoned load or of an earlier
+        gateway. True if there are some."""
         found, token = 0, ""
         for _ in range(_PAGES):
             target = b"/models" + (f"?next_page_token={quote(token, safe='')}".encode() if token else b"")
@@ -271,7 +271,8 @@ class ContainerModels:
     async def _ask(
         self, method: bytes, target: bytes, body: bytes | None, within: Within, limit: int | None = None
     ) -> tuple[int, str]:
-        """One request of the API: the status of its answer and as much of its text as `limit` allows."""
+        """Sends one request of the API. Returns the status of the answer and at most `limit` bytes of its text, by default
+        `error_text`."""
         headers = [(b"connection", b"close"), (b"accept", b"application/json"), AS_IT_IS]
         if body is not None:
             headers.append((b"content-type", b"application/json"))
@@ -293,5 +294,5 @@ class ContainerModels:
 
 
 def _is_name(name: str) -> bool:
-    """Whether it can stand in a path as one segment."""
+    """True if the name can be one segment of a path."""
     return name not in ("", ".", "..") and len(name) <= MAX_NAME

@@ -1,4 +1,4 @@
-"""One session over a container's WebSocket: parts to frames, frames to parts, and nothing in between."""
+"""Relays one session over a container's WebSocket: parts to frames, and frames to parts."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ _CLEAN = (_NORMAL, None)
 _OPCODE = {PartKind.UTF8: Opcode.TEXT, PartKind.BINARY: Opcode.BINARY}
 _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
 _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
-# A held frame costs its bytes and about this much for the objects: without it, empty frames would be free.
+# Bytes of the objects of a held frame, beside its payload. Without them, empty frames would cost nothing.
 _FRAME = 128
-# Before others get their turn: so many frames, or a fourth of it of full receives.
+# A checkpoint comes after so many frames; a receive counts as several.
 _FRAMES_AT_ONCE, _RECEIVED = 64, 16
 _WRITE_AT_MOST = 65536
 _NO_BOUND = 2**63
-# Seconds of waiting for a container that cannot be told that the input has ended, until the log names it.
+# Seconds of waiting for a container that cannot learn of the end of the input, before it is logged.
 _SAID_AFTER = 10.0
 _REMEDY = "let it say Close when it has answered, or name its end of input in X-Everywire-End-Of-Input"
 
 
 @final
 class Holding:
-    """What one session's relay holds, paid from the byte budget before its memory is taken. Without a budget, as where
-    the session is no exchange's, everything has room."""
+    """The bytes that one session's relay holds. They are paid from the byte budget before memory is taken. Without a budget,
+    as in a session without an exchange, there is no limit."""
 
     def __init__(self, budget: Budget | None) -> None:
         self._budget = budget or ByteBudget(_NO_BOUND)
         self._paid = 0
         self.landing = 0
-        """Of a large frame under way, what is paid for of it beside the rest."""
+        """Bytes that are paid for a large frame that is being received. They do not count in `pay`."""
         self.refusal: Overloaded | None = None
-        """Why `allocate` or `pay_landing` had nothing to give."""
+        """The error of `allocate` or `pay_landing`; None if they have not failed."""
 
     def pay(self, n: int) -> None:
-        """For n bytes in all from now on, be it more or less than before. Overloaded, and nothing changed, where the
-        budget has no room."""
+        """Pays for `n` bytes in total, which may be more or less than before. Overloaded if the budget has no room; then
+        nothing changes."""
         more = n + self.landing - self._paid
         if more < 0:
             self._budget.release(-more)
@@ -68,14 +68,14 @@ class Holding:
         self._paid += more
 
     def allocate(self, n: int) -> memoryview | None:
-        """The memory of a large frame, which costs what is paid for it; None where it could never fit."""
+        """Returns the memory of a large frame, which `pay_landing` pays for; None if it exceeds the whole budget."""
         if n > self._budget.limit:
             self.refusal = no_bytes(self._budget, n)
             return None
         return untouched(n)
 
     def pay_landing(self, n: int) -> bool:
-        """For n bytes more of that frame; False where the budget has no room."""
+        """Pays for `n` more bytes of that frame; False if the budget has no room."""
         if not self._budget.try_reserve(n):
             self.refusal = no_bytes(self._budget, n)
             return False
@@ -86,23 +86,22 @@ class Holding:
 
 @final
 class Relay:
-    """Moves one session's parts to a container and its frames back, one for one and unseen.
+    """Moves one session's parts to a container and its frames back, one for one and unchanged.
 
-    Who waits for whom: a part is taken from the session when the container's socket has taken the part before, so a
-    container that stops reading stops its client. A frame is read from the socket while the frames that the session has
-    not taken are less than `read_ahead`, so a client that stops reading stops its container. It is that far ahead, and
-    no further, because Pings and Close stand behind the frames: a container whose Pings stay unanswered gives up a
-    client that was only slow.
+    Flow control: the relay takes a part from the session when the container's socket has taken the previous one. A
+    container that stops reading therefore stops its client. The relay reads a frame while the session has less than
+    `read_ahead` bytes of frames to take. A client that stops reading therefore stops its container. It reads ahead because
+    Pings and Close stand behind the frames: a container with unanswered Pings would give up a client that is only slow.
 
-    All that is held is paid from the byte budget of the session's wire: the bytes received, which are at most
-    `read_ahead`, the one frame that passes it, and what one receive brought beside it; and the part that the container
-    has not taken. Where the budget has no room, the session ends with Overloaded.
+    All held bytes are paid from the byte budget of the session's wire. They are the received bytes (at most `read_ahead`,
+    one more frame, and the rest of one receive) and the part that the container has not taken. If the budget has no room,
+    the session ends with Overloaded.
 
-    The end: the container's Close, or the end of its connection, comes to the session after every frame before it. A
-    WebSocket has no word for the end of the input alone. A container that has named a text for it in its handshake gets
-    that text as a last message. Any other is waited for, until it says Close by itself or the session's time is over.
-    Only where `half_close_quiet` is set, Close 1000 goes out after that silence, which is a guess: most libraries drop
-    what they still have to send when a Close comes. An answer that such a Close may have cost is an error.
+    The end: the container's Close, or the end of its connection, reaches the session after all earlier frames. A WebSocket
+    has no message for the end of the input alone. If the container has named a text for it in its handshake, it gets that
+    text as a last message. Otherwise the relay waits until the container sends Close or the session's time is over. Only if
+    `half_close_quiet` is set, the relay sends Close 1000 after that silence. This is a guess: most libraries drop what they
+    still have to send when a Close arrives. If such a Close may have cost an answer, the session ends with an error.
     """
 
     def __init__(
@@ -113,37 +112,37 @@ class Relay:
         holding: Holding,
         end: bytes | None = None,
     ) -> None:
-        """The machine's frames land in memory that `holding` allocates. `end` is the text that the container has named
-        for the end of the input."""
+        """`holding` allocates the memory of the machine's large frames. `end` is the text that the container has named for
+        the end of the input; default None: it has named none."""
         self._container, self._limits = container, container.limits
         self._transport, self._machine, self._holding = transport, machine, holding
         self._end_of_input = end
-        self._owing = False  # since the last whole part there was no whole message
-        self._in_message = False  # the last frame that came has no FIN
+        self._owing = False  # no complete message came since the last complete part
+        self._in_message = False  # the last received frame has no FIN
         self._unfinished = False  # the input has ended in the middle of a message
-        self._guessed = False  # our Close is out, though the container may have had something to say
+        self._guessed = False  # our Close was sent, though the container may still have had an answer
         self._scope = trio.CancelScope()
         self._error: Exception | None = None
         self._floods = FloodPolicy(WEBSOCKET_FLOODS, trio.current_time())
         self._relayed = 0  # data frames, both ways
-        self._held = 0  # of frames that the session has not taken
-        self._unsent = 0  # of the part that the container has not taken
+        self._held = 0  # bytes of frames that the session has not taken
+        self._unsent = 0  # bytes of the part that the container has not taken
         self._frames: deque[Frame] = deque()
         self._arrived, self._room = Doorbell(), Doorbell()
-        self._over = False  # nothing comes from the container any more
-        self._verdict: ModelError | None = None  # what that means
+        self._over = False  # no more frames come from the container
+        self._verdict: ModelError | None = None  # the error of that end; None if it is a good one
         self._last_frame = 0.0
-        self._silent = False  # no byte since the last Ping
-        self._rest = memoryview(b"")  # of what the machine gave out last
+        self._silent = False  # no byte was received since the last Ping
+        self._rest = memoryview(b"")  # the unsent rest of the machine's last output
         self._given = self._blocked = self._lost = False
         self._full, self._drained = Doorbell(), Doorbell()
 
     async def run(self, session: Session[Part, Part]) -> None:
-        """Until the container has said its Close and the session has every frame. Raises ModelError for any other end:
-        the code is the Close's number, or StreamBroken. What the session raises comes out as it is, and Overloaded where
-        the byte budget has no room."""
+        """Runs until the container has sent Close and the session has every frame. ModelError for any other end; its code is
+        the number of the Close, or StreamBroken. Overloaded if the byte budget has no room. Errors of the session are raised
+        unchanged."""
         try:
-            self._pay()  # frames may have come with the handshake's answer
+            self._pay()  # frames may have arrived with the handshake's answer
             async with trio.open_nursery() as nursery:
                 self._scope = nursery.cancel_scope
                 for task in (self._read, self._write_rest, self._keep_alive):
@@ -156,7 +155,7 @@ class Relay:
             try:
                 raise self._error
             finally:
-                self._error = self._verdict = None  # it knows this frame: a cycle would keep the session's memory
+                self._error = self._verdict = None  # it refers to this frame, and the cycle would keep the session's memory
 
     async def _until_it_raises(
         self, side: Callable[[Session[Part, Part]], Awaitable[None]], session: Session[Part, Part]
@@ -167,13 +166,13 @@ class Relay:
             self._end(e)
 
     def _end(self, error: Exception | None = None) -> None:
-        """Ends the session; the first word stays."""
+        """Ends the session. Only the first call counts."""
         if not self._scope.cancel_called:
             self._error = error
             self._scope.cancel()
 
     def _leave(self) -> None:
-        # whoever ended it, nobody waits here: what the socket takes at once is what the container hears
+        # no waiting here, whatever ended the session: the container gets only what the socket takes at once
         if self._machine.is_open:
             self._machine.send(Close(code=_TRY_AGAIN if isinstance(self._error, Overloaded) else _GOING_AWAY))
         self._write()
@@ -184,7 +183,7 @@ class Relay:
         self._holding.pay(0)
 
     def _pay(self, more: int = 0) -> None:
-        """For all that is held, and for so many bytes that are about to be."""
+        """Pays for all held bytes, and for `more` that are about to be."""
         self._holding.pay(self._machine.unread + self._held + self._unsent + more)
 
     # -- from the container ------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ class Relay:
             self._verdict = _broken(f"the container broke the protocol: {e}")
         except Overloaded as e:
             self._end(e)
-        if self._holding.landing:  # the connection is gone in the middle of a frame: nothing goes either way any more
+        if self._holding.landing:  # the connection ended in the middle of a frame, so nothing can be sent either
             self._machine.close()
             self._holding.landing = self._unsent = 0
             self._pay()
@@ -224,7 +223,7 @@ class Relay:
             if type(event) is Frame:
                 self._relayed += 1
                 self._held += len(event.data) + _FRAME
-                self._holding.landing = 0  # a large frame is one of those now
+                self._holding.landing = 0  # a large frame counts in `_held` now
                 self._pay()
                 self._last_frame = trio.current_time()
                 self._in_message = not event.fin
@@ -236,7 +235,7 @@ class Relay:
                 if self._receive():
                     turn += _RECEIVED
                 else:
-                    self._pay()  # less, after frames that are for nobody else
+                    self._pay()  # less than before, after control frames
                     await self._transport.wait_readable()
                     turn = 0
             elif type(event) is Close:
@@ -250,8 +249,7 @@ class Relay:
                 self._write()
 
     def _flooded(self) -> bool:
-        """Whether the container does too much of what costs us alone, by the allowances that clients have: then its session,
-        and no other, was ended for that."""
+        """True if the container floods us, by the limits that clients have. Then only its session is ended."""
         flood = self._floods.judge(self._machine.flood_counters(self._relayed), trio.current_time())
         if flood is None:
             return False
@@ -259,14 +257,14 @@ class Relay:
         self._write()
         facts = {"container": self._container.address.authority, "kind": flood.kind, "count": flood.count}
         log.warning("flood", extra={**facts, "seconds": round(flood.seconds, 3)})
-        self._verdict = _broken(f"{self._named} sent too many {flood.kind} frames")  # behind what came before it
+        self._verdict = _broken(f"{self._named} sent too many {flood.kind} frames")  # after the frames before them
         return True
 
     def _meaning_of(self, close: Close) -> ModelError | None:
-        """The error that the container's Close is; None for a good end."""
+        """Returns the error that the container's Close means; None for a good end."""
         if close.code not in _CLEAN:
             return _closed(close)
-        if self._in_message and not self._unfinished:  # a question cut off may have its answer cut off
+        if self._in_message and not self._unfinished:  # after an incomplete input, the answer may be incomplete too
             return _broken(f"{self._named} closed the session in the middle of a message")
         if self._guessed and self._owing:
             quiet = self._limits.half_close_quiet
@@ -278,7 +276,7 @@ class Relay:
         return None
 
     def _receive(self) -> bool:
-        """Whether there was anything to receive."""
+        """Receives once without waiting. False if nothing had arrived."""
         machine, scratch = self._machine, self._container.scratch
         buffer = machine.get_buffer()
         n = self._transport.try_receive_into(scratch if buffer is None else buffer)
@@ -304,7 +302,7 @@ class Relay:
                     kind = _UTF8 if frame.opcode is _TEXT else _BINARY
                 await session.send(Part(data=frame.data, kind=kind, last=frame.fin))
                 n = len(frame.data)
-                del frame  # it may be large, and the next may be long in coming
+                del frame  # it may be large, and the wait for the next one long
                 self._machine.credit(n)
                 self._held -= n + _FRAME
                 self._pay()
@@ -321,14 +319,14 @@ class Relay:
             while self._blocked:
                 await self._drained.wait()
             if self._lost or not machine.is_open:
-                return  # the reader knows why, or will
+                return  # the reading task finds the reason
             try:
                 part = await session.receive()
             except trio.EndOfChannel:
                 break
             if machine.is_open:
                 opcode = _CONTINUATION if continuing else _OPCODE[part.kind]
-                self._unsent = memoryview(part.data).nbytes  # for a part is copied where it is masked
+                self._unsent = memoryview(part.data).nbytes  # because masking copies a part
                 self._pay()
                 machine.send_frame(opcode, part.last, (part.data,))
                 self._relayed += 1
@@ -373,7 +371,7 @@ class Relay:
         return f"the container at {self._container.address.authority}"
 
     def _awaited(self) -> str:
-        """Text for an error that comes while the container is waited for."""
+        """Returns the text for an error that comes during the wait for the container."""
         if self._owing:
             said = f"{self._named} has sent nothing since the client's last part"
         else:
@@ -381,14 +379,15 @@ class Relay:
         return said if self._end_of_input is not None else f"{said}; {_REMEDY}, or set half_close_quiet"
 
     async def _quiet_for(self, seconds: float) -> None:
-        """Until the container has sent nothing for so long. While a slow client holds frames, that is not its silence."""
+        """Waits until the container has sent nothing for `seconds`. Time in which a slow client holds frames does not
+        count."""
         since = trio.current_time()
         while trio.current_time() < since + seconds:
             await trio.sleep_until(since + seconds)
             since = trio.current_time() if self._held or self._over else max(since, self._last_frame)
 
     def _write(self) -> None:
-        """Writes what needs no waiting; a task waits for the rest."""
+        """Writes as much as the socket takes at once; another task waits to write the rest."""
         try:
             if not self._lost and not self._flush():
                 self._blocked = True
@@ -401,7 +400,7 @@ class Relay:
             self._drained.wake()
 
     def _flush(self) -> bool:
-        """Whether all that the machine has is with the kernel."""
+        """Writes without waiting. True if the kernel has taken all of the machine's output."""
         machine, transport = self._machine, self._transport
         while True:
             while self._rest or transport.pending:
@@ -433,19 +432,19 @@ class Relay:
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def _keep_alive(self) -> None:
-        """Pings as the platform does. Bytes that arrive are as good as a Pong, and while nothing is read none can."""
+        """Sends Pings as the platform does. Any received byte counts as a Pong; while nothing is read, none is expected."""
         limits, unanswered = self._limits, 0
         while limits.ping_interval:
             await trio.sleep(limits.ping_interval)
             if not self._machine.is_open:
-                return  # the last word has a time of its own
+                return  # `half_close_timeout` limits the time after our Close
             if not self._silent or self._held >= limits.read_ahead:
                 unanswered = 0
             if unanswered >= limits.pings_unanswered:
                 error = f"the container left {unanswered} Pings in a row unanswered (pings_unanswered)"
                 self._end(_broken(error, status=GATEWAY_TIMEOUT))
                 return
-            if not self._blocked:  # where bytes wait for the container, a Ping more would wait behind them
+            if not self._blocked:  # otherwise a Ping would only wait behind the other bytes
                 self._machine.send(Ping())
                 self._write()
             self._silent = True

@@ -202,8 +202,8 @@ def test_a_container_keeps_its_eight_minutes_and_its_sessions_unless_the_file_sa
     [
         ('{ url = "chat" }', "container URL: expected ws://host:port, or wss, http or https, got 'chat'"),
         ("{ url = 1 }", "url, ca and models must be strings"),
-        ('{ url = "ws://a", urk = 1 }', "'urk' is no limit of a container; there are: part, read_ahead"),
-        ('{ url = "ws://a", ca = "ca.pem" }', "a CA is for wss:// and https://: this container is called in clear"),
+        ('{ url = "ws://a", urk = 1 }', "'urk' is not a limit of a container; there are: part, read_ahead"),
+        ('{ url = "ws://a", ca = "ca.pem" }', "a CA is for wss:// and https://: this container is called without TLS"),
         ('{ url = "wss://a", ca = "/none.pem" }', "/none.pem cannot be used as a CA"),
         (
             '{ url = "ws://a", connect_timeout = "soon" }',

@@ -108,7 +108,7 @@ def test_an_endpoint_that_no_client_can_name_is_refused() -> None:
         ([], "Missing option '--container'."),
         (["--container", "chat"], "--container: container URL: expected ws://host:port, or wss, http or https, got 'chat'"),
         (["--container", URL, "--half-close-quiet", "x"], "--half-close-quiet must be a duration such as 1s, not 'x'"),
-        (["--container", URL, "--ca", "ca.pem"], "a CA is for wss:// and https://: this container is called in clear"),
+        (["--container", URL, "--ca", "ca.pem"], "a CA is for wss:// and https://: this container is called without TLS"),
         (["--container", URL, "--limit", "x"], "--limit takes NAME=VALUE, such as connect_timeout=250ms, not 'x'"),
         (["--container", URL, "--limit", "part=0"], "--limit: part must be a whole number, such as 5 or 64KiB, not '0'"),
         (
