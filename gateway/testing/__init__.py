@@ -1,6 +1,6 @@
-"""For users' tests and ours: a gateway in memory, faults of models and networks, seeds, and what may not be left over.
+"""Tools for users' tests and ours: a gateway in memory, faults of models and networks, seeds, and checks for leftovers.
 
-May import whatever a gateway is made of, but neither cli nor operator.
+May import all parts of a gateway, but neither cli nor operator.
 """
 
 import importlib
@@ -46,7 +46,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports a name from its home when it is first asked for: `import gateway.testing` alone imports nothing else."""
+    """Imports a name from its module on first use: `import gateway.testing` alone imports nothing else."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

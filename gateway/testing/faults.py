@@ -1,4 +1,4 @@
-"""Models that fail as declared: raise, hang, crash in the background, block, will not be cancelled, or lie."""
+"""Makes models that fail as declared: they raise, hang, crash in the background, block, ignore cancels, or lie."""
 
 from __future__ import annotations
 
@@ -22,47 +22,49 @@ from models.spec import Model, ModelSpec
 
 
 class Injected(RuntimeError):
-    """What a model with faults raises."""
+    """The exception that a model with faults raises."""
 
 
 class Lie(enum.Enum):
-    """What a model may send that it has no right to."""
+    """An invalid message that a model with faults sends."""
 
     FAMILY = "family"
     """A message of another family."""
     FINISH = "finish"
-    """A second end of a generation. A model of text only; another ends as it should."""
+    """A second end of a generation. Only for text models; other models send a valid message."""
     ROWS = "rows"
-    """More rows than it was asked for. A model of tensors only."""
+    """More rows than the request has. Only for tensor models; other models send a valid message."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFaults:
-    """What goes wrong in one session. Numbers are of messages to the client: 0 is before the first. None: never."""
+    """The faults of one session. Each `_at` is a number of messages sent to the client: 0 means before the first message.
+    Default None: the fault does not happen."""
 
     raise_at: int | None = None
-    """It raises Injected."""
+    """The model raises Injected."""
     error_at: int | None = None
-    """It raises ModelError with the code "Injected" and the status 418."""
+    """The model raises ModelError with the code "Injected" and the status 418."""
     hang_at: int | None = None
-    """It waits for ever."""
+    """The model waits for ever."""
     crash_at: int | None = None
-    """A background task of its `load()` dies: the worker crashes, and restarts by its policy. Then the session waits."""
+    """A background task of `load()` raises, so that the worker crashes and restarts by its policy. The session waits."""
     block_at: int | None = None
-    """A step of blocking code, in a thread, of `block` seconds."""
+    """The model runs a step of blocking code in a thread, for `block` seconds."""
     block: float = 0.01
     lie_at: int | None = None
+    """The model sends the invalid message `lie`."""
     lie: Lie = Lie.FAMILY
     stubborn: float = 0.0
-    """When cancelled it goes on for so many seconds, as clean-up under a shield does."""
+    """Seconds for which the model goes on after a cancel, as clean-up under a shield does."""
 
 
 def with_faults(
     model: Any, faults: ModelFaults | Callable[[Call], ModelFaults | None], *, crash: Doorbell | None = None
 ) -> ModelSpec:
-    """The model, which is anything that `spec_of` takes, with these faults in each session, or in those for which a
-    function of the call gives some. Each ring of `crash` crashes its worker."""
+    """Returns the spec of a model with faults. `model` is anything that `spec_of` takes. `faults` are those of each session,
+    or a function that returns those of a call, or None. A ring of `crash` crashes the model's worker."""
     spec = spec_of(model)
 
     @asynccontextmanager
@@ -98,7 +100,7 @@ def with_faults(
 
 
 def _over(channel: _Channel, session: Session[Any, Any]) -> Session[Any, Any]:
-    """The session, over this channel. One that is its own channel stays as it is, behind another."""
+    """Puts a session over a channel. A session of a subclass is not changed, but wrapped in another session."""
     if type(session) is Session:
         session.channel = channel
         return session
@@ -107,7 +109,7 @@ def _over(channel: _Channel, session: Session[Any, Any]) -> Session[Any, Any]:
 
 @final
 class _Channel:
-    """What the session stood on, and the faults."""
+    """The channel of a session, with faults."""
 
     def __init__(self, session: Session[Any, Any], faults: ModelFaults, family: Family, crash: Doorbell) -> None:
         self._below: Any = session.channel
@@ -150,12 +152,12 @@ class _Channel:
 
 
 def _doubled(tensor: Tensor) -> Tensor:
-    """The tensor with each row twice."""
+    """Returns the tensor with twice as many rows."""
     return Tensor(name=tensor.name, data=np.concatenate([tensor.data, tensor.data]))
 
 
 def _in_a_task() -> bool:
-    """Whether this step runs in the run's own thread, as under a seed: there a step takes its time by itself."""
+    """True if this step runs in the thread of the Trio run, as under a seed. There the step takes its time anyway."""
     try:
         trio.lowlevel.current_task()
     except RuntimeError:

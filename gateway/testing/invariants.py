@@ -1,4 +1,4 @@
-"""What must be so of a gateway when nobody uses it any more, and of its ledgers at every moment."""
+"""Checks that a gateway without clients holds nothing, and that its ledgers are correct at every moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.wires.http2 import HTTP2Wire
 
 
 def left_over(gateway: Gateway) -> list[str]:
-    """What a gateway still holds of its clients, each with its number, as in "2 exchanges"; empty when nothing is left."""
+    """Returns the objects of clients that a gateway still holds, such as "2 exchanges"; empty if nothing is left."""
     counts = gateway.counts()
     found = {
         "connections": counts.connections + len(gateway.acceptor.arriving),
@@ -22,10 +22,10 @@ def left_over(gateway: Gateway) -> list[str]:
 
 
 def broken_ledgers(gateway: Gateway) -> Iterator[str]:
-    """What is wrong with the windows of its HTTP/2 connections, with the slots of its models, and with its byte budget:
-    nothing, at every moment between two steps of tasks."""
+    """Yields the errors in the windows of HTTP/2 connections, the slots of models and the byte budget of a gateway. There
+    are none at any moment at which a task can call this."""
     for connection in gateway.server.connections:
-        wire = getattr(connection, "wire", None)  # an ASGI server's are its own
+        wire = getattr(connection, "wire", None)  # connections of an ASGI server have none
         if isinstance(wire, HTTP2Wire):
             for stream, ledger in wire._machine.windows().items():
                 if ledger.available != ledger.library or ledger.unread < 0 or ledger.owed < 0:

@@ -1,4 +1,4 @@
-"""What the gateway has logged as an error during a run, and how an exception is told in one line."""
+"""Captures the errors that the gateway logs during a run, and shows an exception in one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # pytest tells of objects in a failed assertion
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # as in pytest's text of a failed assertion
 
 
 @final
@@ -23,7 +23,8 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def errors_logged() -> Iterator[list[logging.LogRecord]]:
-    """The errors that the gateway logs inside, which go nowhere else; afterwards its logger is as it was."""
+    """Yields the list of the errors that the gateway logs within the block. They go nowhere else. Afterwards the logger is
+    as before."""
     kept, logger = _Kept(), logging.getLogger("gateway")
     level, propagate = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)
@@ -33,12 +34,13 @@ def errors_logged() -> Iterator[list[logging.LogRecord]]:
         yield kept.records
     finally:
         logger.removeHandler(kept)
-        logger.setLevel(level)  # not by the attribute: loggers below remember what they asked of it
+        logger.setLevel(level)  # not by the attribute: child loggers cache the level
         logger.propagate = propagate
 
 
 def brief(error: BaseException) -> str:
-    """The exception, or those of a group, and where each came from: the same in each run, so without addresses."""
+    """Returns an exception in one line, with the place that raised it; of a group, all its exceptions. The text is the same
+    in each run, because it has no addresses."""
     if isinstance(error, BaseExceptionGroup):
         return f"{type(error).__name__}[{', '.join(brief(e) for e in error.exceptions)}]"
     at = error.__traceback__

@@ -1,4 +1,4 @@
-"""Runs a gateway without a socket: its clients' connections are pairs in memory, and edges as an epoll set gives them."""
+"""Runs a gateway without sockets: its connections are pairs in memory, with edges such as those of an epoll set."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @final
 class MemoryEdges:
-    """What an epoll set is to sockets, for memory transports: a gateway's hub over them leads as it does in production.
+    """An epoll set for memory transports, so that a gateway's hub works as in production.
 
         gateway.acceptor.poller = Poller(edges := MemoryEdges())
         nursery.start_soon(gateway.acceptor.serve_watchable, edges.watchable(transport))
 
-    Edges come in the order in which they happened, so that a seeded scheduler makes a run repeatable. As in the kernel,
-    an edge is one of bytes or an end that have come, or of room that a sender has missed; what is told then is all that
-    is so by the time of the look; and a number is given again once its transport is closed.
+    Edges are reported in the order in which they happened, so that a run with a seeded scheduler is repeatable. As in the
+    kernel, an edge means that bytes or an end have arrived, or that a sender has room again. A poll reports all that is
+    ready at that time. A number is used again once its transport is closed.
     """
 
     def __init__(self) -> None:
@@ -48,18 +48,18 @@ class MemoryEdges:
         self._bell = Doorbell()
 
     def watchable(self, transport: MemoryTransport) -> MemorySocket:
-        """One end of a memory pair, as a socket that a hub can watch."""
+        """Makes a socket that a hub can watch from one end of a memory pair."""
         number = next(n for n in itertools.count() if n not in self._sockets)
         sock = self._sockets[number] = MemorySocket(self, number, transport)
         return sock
 
     def forget(self, number: int) -> None:
-        """The transport of this number is closed, and so not registered any more."""
+        """Removes a transport that is closed."""
         del self._sockets[number]
         self.unregister(number)
 
     def edge(self, number: int) -> None:
-        """Something has changed there."""
+        """Reports a change of the transport of this number."""
         if number in self._registered:
             self._due[number] = None
             self._bell.wake()
@@ -91,7 +91,7 @@ class MemoryEdges:
 
 @final
 class _Bell:
-    """A transport's doorbell whose rings are edges too."""
+    """A transport's doorbell; each ring is also an edge."""
 
     def __init__(self, sock: MemorySocket, bell: Doorbell, *, room: bool) -> None:
         self._sock, self._bell, self._room = sock, bell, room
@@ -104,7 +104,7 @@ class _Bell:
 
 @final
 class MemorySocket:
-    """A memory transport with the manners of a socket: a receive takes all that is there, and a number names it."""
+    """A memory transport that behaves as a socket: it has a number, and a receive takes all bytes that have arrived."""
 
     short_is_dry = True
 
@@ -123,14 +123,14 @@ class MemorySocket:
         return -1 if self._closed else self._number
 
     def rung(self, *, room: bool) -> None:
-        """The other end has sent, or ended its direction, or both; `room`: it has received."""
+        """Reports an edge: the other end has sent or ended its direction; `room`: it has received."""
         if not self._closed and (self._missed_room or not room):
             self._missed_room &= not room
             self._edges.edge(self._number)
 
     @property
     def ready(self) -> int:
-        """What is so now, as epoll says it."""
+        """The present events, as epoll reports them."""
         below = self.below
         other = below._other
         receives = select.EPOLLIN if below._inbox or below.hung_up() else 0
@@ -167,19 +167,19 @@ class MemorySocket:
 
 @final
 class MemoryGateway:
-    """A running gateway and connections to it. `capacity` is what each direction of a connection holds in flight, as
-    a kernel's socket buffers do."""
+    """A running gateway and connections to it. `capacity` is the bytes that each direction of a connection holds in flight,
+    as a kernel's socket buffers do."""
 
     def __init__(self, gateway: Gateway, nursery: trio.Nursery, capacity: int, edges: MemoryEdges | None = None) -> None:
         self.gateway, self._nursery, self._capacity, self._edges = gateway, nursery, capacity, edges
         self._ours: list[MemoryTransport] = []
 
     def connect(self, network: NetworkProfile | None = None) -> MemoryTransport:
-        """The client's end of a new connection, through that network where one is given."""
+        """Returns the client's end of a new connection, through `network` if given."""
         return self.link(network).client if network is not None else self._serve(*memory_pair(self._capacity))
 
     def link(self, network: NetworkProfile | None = None) -> Link:
-        """A new connection through a network that can be clogged, cut and reset at any time."""
+        """Makes a connection through a network that can be clogged, cut and reset at any time."""
         link = Link(network, self._capacity)
         self._nursery.start_soon(link.run)
         self._serve(link.client, link.server)
@@ -194,35 +194,35 @@ class MemoryGateway:
         return ours
 
     def client(self, wire: str = "http1", network: NetworkProfile | None = None) -> Client:
-        """A client that knows the gateway's dialects, on a new connection of "http1" or "http2"."""
+        """Returns a client for the gateway's dialects, on a new connection of "http1" or "http2"."""
         return Client((client.http2 if wire == "http2" else client.http1)(self.connect(network)))
 
     async def conversation(self, model: str = "", network: NetworkProfile | None = None) -> SocketConversation:
-        """A WebSocket to a model; without a name to the one of the container's path."""
+        """Opens a WebSocket to a model; without a name, to the model of the container's path."""
         path = (f"/models/{model}" if model else "") + self.gateway.config.websocket.path
         return SocketConversation(await client.websocket(self.connect(network), path))
 
     def http1(self, network: NetworkProfile | None = None) -> Peer:
-        """A new HTTP/1.1 client connection."""
+        """Opens an HTTP/1.1 connection."""
         return client.http1(self.connect(network))
 
     def http2(self, network: NetworkProfile | None = None) -> Peer:
-        """A new HTTP/2 client connection."""
+        """Opens an HTTP/2 connection."""
         return client.http2(self.connect(network))
 
     async def websocket(
         self, path: str = "/invocations-bidirectional-stream", network: NetworkProfile | None = None
     ) -> Peer:
-        """A new WebSocket."""
+        """Opens a WebSocket."""
         return await client.websocket(self.connect(network), path)
 
     async def check_nothing_left(self, within: float = 10.0) -> None:
-        """All clients leave; AssertionError, which names what is left, if within so many seconds of the clock anything is:
-        a connection, an exchange, a slot of a worker, a byte of the budget, a task."""
+        """Closes all client connections, and waits until the gateway holds nothing of them: no connection, exchange, slot,
+        byte of the budget or task. If something is left after `within` seconds of the clock, an AssertionError names it."""
         for transport in self._ours:
             transport.close()
         with trio.move_on_after(within):
-            while left_over(self.gateway):  # noqa: ASYNC110  # nothing tells when
+            while left_over(self.gateway):  # noqa: ASYNC110  # there is no event for it
                 await trio.sleep(0.01)
         if found := left_over(self.gateway):
             raise AssertionError(f"{within:g} s after the last client left there are {', '.join(found)}")
@@ -240,12 +240,12 @@ async def memory_gateway(
     wall_clock: Callable[[], float] = time.time,
     chance: Callable[[], float] = random.random,
 ) -> AsyncIterator[MemoryGateway]:
-    """Runs a gateway with these models and no listener for the length of the block, then cancels what is left; with
-    `check`, only after `check_nothing_left`. What the block raises comes out as it is, and not as a group.
+    """Runs a gateway with these models and no listener for the length of the block, and then cancels it. With `check`, it
+    calls `check_nothing_left` first. An exception of the block is raised as it is, and not in a group.
 
-    Its connections are told what is ready as sockets are: by a hub where the system has one, whose task runs what begins.
-    With `hub=False` each has two tasks that wait for it, as an embedder's streams have. `tracer_provider` is for spans,
-    `wall_clock` for the Date of answers, `chance` for what else `Gateway` takes it for."""
+    Connections are served as sockets are: by a hub if the system has epoll, which is the default there. With `hub=False`,
+    each has two tasks that wait for it, as streams of an embedder have. `tracer_provider` is for spans, `wall_clock` for the
+    Date of answers, and `chance` as for `Gateway`."""
     config = config or Config()
     config = replace(config, listen=replace(config.listen, port=-1, tls_port=-1))
     gateway = Gateway(config, models, chance=chance, tracer_provider=tracer_provider, wall_clock=wall_clock)

@@ -1,4 +1,4 @@
-"""A network between a client and a gateway in memory: what it does to the bytes is declared, and happens at exact bytes."""
+"""A network between a client and a gateway in memory. Its faults are declared, and happen at exact bytes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gateway.errors import TransportLost
 from gateway.net.transport import MemoryTransport, memory_pair
 
 _ORPHAN = 10.0
-"""Seconds that what a closed end has sent may wait to be taken."""
+"""Seconds that the bytes of a closed end may wait for the other end to take them."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One direction of a connection. Bytes are counted from the first that is carried; None: it does not happen."""
+    """One direction of a connection. The `_at` values count carried bytes; default None: the fault does not happen."""
 
     piece: int = 65536
-    """The most that arrives at once; 1: a byte at a time."""
+    """The most bytes that arrive at once; 1: a byte at a time."""
     delay: float = 0.0
-    """Seconds that each byte is under way."""
+    """Seconds that each byte travels."""
     rate: float = math.inf
-    """Bytes a second."""
+    """Bytes per second."""
     stall_at: int | None = None
-    """After so many bytes nothing is carried for `stall` seconds."""
+    """After so many bytes, nothing is carried for `stall` seconds."""
     stall: float = math.inf
     cut_at: int | None = None
-    """After so many bytes both ends see the connection end in order, whatever was still under way."""
+    """After so many bytes, both ends see an orderly end of the connection. Bytes on their way are lost."""
     reset_at: int | None = None
-    """After so many bytes both ends see it reset."""
+    """After so many bytes, both ends see a reset."""
 
     def __post_init__(self) -> None:
         if self.piece < 1 or not self.rate > 0 or self.delay < 0 or self.stall < 0:
@@ -44,7 +44,7 @@ class Way:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkProfile:
-    """What a network does to a connection: `up` is what the client sends, `down` what it receives."""
+    """The behaviour of a network: `up` is the direction from the client, `down` that to the client."""
 
     up: Way = field(default_factory=Way)
     down: Way = field(default_factory=Way)
@@ -52,12 +52,12 @@ class NetworkProfile:
 
 @final
 class Link:
-    """A connection through a network: `client` and `server` are its two ends, `run` carries bytes between them.
+    """A connection through a network: `client` and `server` are its two ends, and `run` carries bytes between them.
 
-    It behaves as TCP does. An end that closes is seen as the end of its direction by the other; what is sent to one that
-    has closed is answered with a reset; and where the other end does not take what one had sent before it closed, its
-    system gives up after 10 to 20 s, and keepalive finds that out: a reset too. `capacity` is what each direction of each
-    end holds, and what is under way.
+    It behaves as TCP does. When an end closes, the other sees the end of that direction. Bytes sent to a closed end are
+    answered with a reset. If an end does not take bytes of an end that has closed, the connection is reset after 10 to 20 s,
+    as a system gives up and keepalive notices. `capacity` is the bytes that each direction of each end holds, and those on
+    their way.
     """
 
     def __init__(self, profile: NetworkProfile | None = None, capacity: int = 65536) -> None:
@@ -68,20 +68,20 @@ class Link:
         self._ways = _Carrier(self, near, far, profile.up, capacity), _Carrier(self, far, near, profile.down, capacity)
         self.clogged = False
         self.disturbed = False
-        """Whether the network itself has ended it."""
+        """True if the network has cut or reset the connection."""
 
     @property
     def carried(self) -> tuple[int, int]:
-        """Bytes that have arrived, up and down."""
+        """The bytes that have arrived, up and down."""
         return self._ways[0].carried, self._ways[1].carried
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no bytes are on their way."""
         return not any(way.busy for way in self._ways)
 
     async def run(self) -> None:
-        """Carries until the connection is over, in both directions."""
+        """Carries bytes until the connection is over in both directions."""
         try:
             async with trio.open_nursery() as nursery:
                 for way in self._ways:
@@ -95,22 +95,22 @@ class Link:
         self.unclog()
 
     def clog(self) -> None:
-        """Nothing is carried any more, in either direction, until `unclog`."""
+        """Stops carrying bytes in both directions, until `unclog`."""
         self.clogged = True
 
     def unclog(self) -> None:
-        """What has waited arrives."""
+        """Carries bytes again; those that have waited arrive."""
         self.clogged = False
         for way in self._ways:
             way.bell.ring()
 
     def cut(self) -> None:
-        """Both ends see the connection end; what was under way is lost."""
+        """Ends the connection for both ends; bytes on their way are lost."""
         self.disturbed = True
         self._over()
 
     def reset(self) -> None:
-        """Both ends see a reset; what was under way is lost."""
+        """Resets the connection for both ends; bytes on their way are lost."""
         self.disturbed = True
         for end in self._ends:
             end.reset()
@@ -125,10 +125,10 @@ class _Carrier:
         self._link, self._source, self._sink, self._way, self._capacity = link, source, sink, way, capacity
         self.carried = 0
         self.bell = Doorbell()
-        """Rung when the link is no longer clogged, or over."""
-        self._flying: deque[tuple[float, bytes]] = deque()  # when it arrives; empty bytes are the end of the direction
+        """Rings when the link is no longer clogged, or over."""
+        self._flying: deque[tuple[float, bytes]] = deque()  # pieces by time of arrival; an empty one ends the direction
         self._aloft = 0
-        self._last = 0.0  # when the last byte that was taken has left
+        self._last = 0.0  # the time at which the last byte left
         self._ended = False
         self._buffer = memoryview(bytearray(min(way.piece, capacity)))
 
@@ -153,7 +153,7 @@ class _Carrier:
                 else:
                     await self._source.wait_readable()
         except TransportLost as e:
-            if e.left:  # one end is gone: the other is told as TCP tells it
+            if e.left:  # one end is gone: the other sees a reset, as with TCP
                 for end in (self._source, self._sink):
                     end.reset()
 
@@ -169,7 +169,7 @@ class _Carrier:
             self._aloft += n
 
     async def _carry(self) -> None:
-        """What is due arrives."""
+        """Delivers the pieces that are due."""
         while self._flying and self._flying[0][0] <= trio.current_time():
             if self._link.clogged:
                 await self.bell.wait()
@@ -191,16 +191,16 @@ class _Carrier:
             else:
                 self._flying.popleft()
             if n:
-                self._take()  # room for as much, at once: a slow reader is slow, and not one in bursts
+                self._take()  # uses the new room at once, so that a slow reader does not get bursts
             if n == 0:
                 await self._taken()
             elif self.carried == self._next_fault():
                 await self._fault()
             elif self._way.piece < 65536:
-                await trio.lowlevel.checkpoint()  # so that whoever reads sees pieces
+                await trio.lowlevel.checkpoint()  # so that a reader sees separate pieces
 
     async def _taken(self) -> None:
-        """Returns when the sink takes more, or has been told that nobody is there any more."""
+        """Waits until the sink takes more. TransportLost if it does not, and its sender has closed long ago."""
         while True:
             orphaned = self._source.deserted
             with trio.move_on_after(_ORPHAN) as patience:

@@ -1,4 +1,4 @@
-"""Models in processes that are played in memory: each has a life of its own, which a test may end, stop or garble."""
+"""Emulates the processes of models in memory: a test may end, stop or garble each of them."""
 
 from __future__ import annotations
 
@@ -30,45 +30,46 @@ _READ = 64 * 1024
 
 @final
 class Moment(enum.Enum):
-    """What is told of a process."""
+    """An event of a process."""
 
     STARTED = "started"
     SENT = "sent"
-    """It has sent one more frame."""
+    """The process has sent one more frame."""
     ENDED = "ended"
 
 
 Told: TypeAlias = "Callable[[MemoryProcess, Moment], None]"
-"""Hears of processes."""
+"""A function that is called with each event of a process."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlace:
-    """What the processes of a model are like."""
+    """The behaviour of a model's processes."""
 
     capacity: int = 65536
-    """Bytes that each direction of one's stream holds."""
+    """Bytes that each direction of a process's stream holds."""
     piece: int = _READ
-    """The most that it reads at once, and how long it rests before each piece: a slow reader."""
+    """The most bytes that a process reads at once."""
     rest: float = 0.0
+    """Seconds that a process waits before each read; default 0. More makes it a slow reader."""
     notice: float = 0.0
-    """Seconds from the end of a process, which its stream tells at once, until the kernel tells of it."""
+    """Seconds from the end of a process until `ended` reports it; the stream ends at once."""
 
 
 @final
 class MemoryProcesses:
-    """Those of one model: what starts them, and whoever wants to disturb them finds them by their numbers."""
+    """The processes of one model. Tests find them by their numbers in `last`."""
 
     def __init__(self, spec: ModelSpec, place: MemoryPlace, told: Told) -> None:
-        """`in_memory_processes` makes them."""
+        """Only `in_memory_processes` makes these."""
         self._spec, self._place, self._told = spec, place, told
         self.last: dict[int, MemoryProcess] = {}
-        """The one that was started last of each number."""
+        """The latest process of each number."""
         self._started = 0
 
     def start(self, plan: ProcessPlan) -> MemoryProcess:
-        """Starts one, for `Instances`."""
+        """Starts a process, for `Instances`."""
         self._started += 1
         process = self.last[plan.number] = MemoryProcess(plan, self._spec, self._place, self._told, self._started)
         self._told(process, Moment.STARTED)
@@ -83,8 +84,9 @@ def in_memory_processes(
     place: MemoryPlace | None = None,
     told: Told = lambda process, moment: None,
 ) -> tuple[ModelSpec, MemoryProcesses]:
-    """The model, which is anything that `spec_of` takes, as one that runs in processes; and those, which are played in the
-    same Trio run: all but the process is what a gateway has for `models.NAME.process`. `told` hears of each."""
+    """Returns the spec of a model that runs in processes, and the processes, which are emulated in the same Trio run.
+    `model` is anything that `spec_of` takes. Except for the processes themselves, a gateway runs the same code as for
+    `models.NAME.process`. `told` is called with each event of a process."""
     spec = spec_of(model)
     processes = MemoryProcesses(spec, place or MemoryPlace(), told)
     plans = [ProcessPlan(name=spec.name, number=number) for number in range(instances)]
@@ -93,15 +95,15 @@ def in_memory_processes(
 
 @final
 class MemoryProcess:
-    """One that loads and runs the model as a process does, in a task that nobody but the run itself can cancel. It is an
-    `Elsewhere`, and what may befall a process may befall it. What models share with the test they share still: their
-    clean-up runs also when they are killed."""
+    """An emulated process, which loads and runs the model in a system task. It is an `Elsewhere`, and all that may happen to
+    a process may happen to it. Unlike in a real process, the model shares objects with the test, and its clean-up runs even
+    after a kill."""
 
     def __init__(self, plan: ProcessPlan, spec: ModelSpec, place: MemoryPlace, told: Told, pid: int) -> None:
-        """`start` of MemoryProcesses makes them."""
+        """Only `MemoryProcesses.start` makes these."""
         self.plan, self.pid, self.tail, self.memory = plan, pid, "", None
         self.frames = 0
-        """How many it has sent."""
+        """The number of frames that the process has sent."""
         self._spec, self._place, self._told = spec, place, told
         ours, theirs = memory_pair(place.capacity)
         self._ours, self._theirs = _End(ours, MemoryPlace()), _End(theirs, place, self._sent)
@@ -111,43 +113,43 @@ class MemoryProcess:
         self._life = trio.CancelScope()
         trio.lowlevel.spawn_system_task(self._run, name=f"{type(self).__qualname__}._run")
 
-    # -- as a place ----------------------------------------------------------------------------------------------------
+    # -- Elsewhere -----------------------------------------------------------------------------------------------------
 
     def stream(self) -> trio.abc.HalfCloseableStream:
-        """The gateway's end."""
+        """Returns the gateway's end of the stream."""
         return self._ours
 
     async def ended(self) -> Exit:
-        """Waits for its end."""
+        """Waits until the process has ended, and returns how."""
         await self._over.wait()
         return self._exit
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Ends the process as SIGKILL does."""
         self.die(Exit(signal=9))
 
     def close(self) -> None:
-        """Kills it, and closes the gateway's end."""
+        """Kills the process, and closes the gateway's end of the stream."""
         self.kill()
         self._ours.close()
 
     async def read_output(self, said: Said) -> None:
-        """It says one line."""
+        """Passes one line to `said`, and waits for the end."""
         said("stdout", "up")
         await self._over.wait()
 
     def used(self) -> tuple[int, float]:
-        """Nothing of its own."""
+        """Returns zeros: the process shares the memory of the test."""
         return 0, 0.0
 
-    # -- what befalls it -----------------------------------------------------------------------------------------------
+    # -- for tests -----------------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
         return not self._dead
 
     def die(self, end: Exit) -> None:
-        """It ends now: what it had sent may still be read, and it says and hears no more. Nothing where it has ended."""
+        """Ends the process now. Bytes that it has sent may still be read. Does nothing if it has ended."""
         if self._dead:
             return
         self._dead, self._exit = True, end
@@ -161,19 +163,19 @@ class MemoryProcess:
             self._over.set()
 
     def stop(self) -> None:
-        """SIGSTOP: it neither reads nor writes."""
+        """Stops the process as SIGSTOP does: it neither reads nor writes."""
         self._theirs.stop(True)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Lets the process go on as SIGCONT does."""
         self._theirs.stop(False)
 
     def hang_up(self) -> None:
-        """Its end of the stream is closed, and it lives on."""
+        """Closes the process's end of the stream, while the process goes on."""
         self._theirs.close()
 
     def spoil(self, data: bytes) -> None:
-        """These bytes are sent before its next frame, or now where none is under way."""
+        """Sends bytes before the process's next frame, or at once if it is not sending one."""
         self._theirs.spoil(data)
 
     def _sent(self) -> None:
@@ -210,7 +212,7 @@ _current: ContextVar[MemoryProcess | None] = ContextVar("process", default=None)
 
 
 def current_process() -> MemoryProcess | None:
-    """The process that the caller, a model's code, runs in; None where that is none of these."""
+    """Returns the emulated process in which the calling model's code runs; None outside one."""
     return _current.get()
 
 
@@ -221,11 +223,11 @@ class _End(trio.abc.HalfCloseableStream):
     def __init__(self, below: MemoryTransport, place: MemoryPlace, sent: Callable[[], None] = lambda: None) -> None:
         self._below, self._place, self._sent = below, place, sent
         self._stopped = False
-        self._go = Doorbell(), Doorbell()  # of who reads, and of who writes
+        self._go = Doorbell(), Doorbell()  # for the reading task, and for the writing one
         self._sending = False
         self._spoilt = b""
         self.lost = False
-        """At its end it breaks."""
+        """True if the stream breaks at its end, as a reset socket does."""
 
     @property
     def unread(self) -> bool:
@@ -239,7 +241,7 @@ class _End(trio.abc.HalfCloseableStream):
     def spoil(self, data: bytes) -> None:
         self._spoilt += data
         if not self._sending and not self._stopped:
-            with suppress(TransportLost):  # it has ended
+            with suppress(TransportLost):  # the stream has ended
                 self._spoilt = self._spoilt[self._below.try_send([self._spoilt]) :]
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

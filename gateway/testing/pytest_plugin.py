@@ -1,6 +1,6 @@
 """Runs async tests of models under Trio, with a mocked clock and a seed; needs no other plugin and disturbs none.
 
-It has only tests that are marked `@pytest.mark.gateway`, or that use its fixture `serve`.
+It runs only tests that are marked `@pytest.mark.gateway`, or that use its fixture `serve`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-# Nothing else of ours, nor trio, is imported before a test asks for it: pytest loads this wherever we are installed.
+# Neither trio nor the gateway is imported before a test needs it, because pytest loads this plugin for every project.
 
 _TIMEOUT = 3600.0
 _FIXTURE = "_gateway_seed"
@@ -38,14 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _has(definition: Any) -> bool:
-    """Whether a test is for this plugin."""
+    """True if this plugin runs the test."""
     if not inspect.iscoroutinefunction(definition.obj):
         return False
     return definition.get_closest_marker("gateway") is not None or _uses_ours(definition, "serve")
 
 
 def _uses_ours(definition: Any, name: str) -> bool:
-    """Whether it uses this fixture, and nobody has put another in its place."""
+    """True if the test uses this fixture of ours, and not another one of the same name."""
     found = definition._fixtureinfo.name2fixturedefs.get(name)
     return bool(found) and found[-1].func.__module__ == __name__
 
@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     names, asked = metafunc.fixturenames, metafunc.definition._fixtureinfo.argnames
     if "anyio_backend" in names and "anyio_backend" not in asked:
-        names.remove("anyio_backend")  # anyio's auto mode gives it to every async test, which then runs once for each
+        names.remove("anyio_backend")  # anyio's auto mode adds it to all async tests, which then run once per backend
     if (seeds := _seeds(metafunc.definition)) != [0]:
         metafunc.fixturenames.append(_FIXTURE)
         ids = [f"seed{seed}" for seed in seeds]
@@ -76,12 +76,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if isinstance(item, pytest.Function) and _has(item):
-        item.stash[_KEY] = item.obj  # as it is: others may wrap it
+        item.stash[_KEY] = item.obj  # the unwrapped function: other plugins may wrap it later
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    """Puts a plain function in the place of ours: every other plugin that runs async tests lets it pass."""
+    """Replaces the async test by a plain function, which other plugins for async tests ignore."""
     function = pyfuncitem.stash.get(_KEY, None)
     if function is None:
         return (yield)
@@ -135,7 +135,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _again(item: pytest.Function) -> str:
-    """The command for the same test under the same seed."""
+    """Returns the command for the same test under the same seed."""
     seed = _seed_of(item)
     test = re.sub(rf"(?<=\[)seed{seed}-|-seed{seed}(?=\])|\[seed{seed}\]$", "", item.nodeid)
     return f"pytest {shlex.quote(test)} --gateway-seed {seed}"
@@ -149,7 +149,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def clock() -> Any:
-    """The test's clock, a `trio.testing.MockClock`: when everybody waits, it jumps."""
+    """The test's clock, a `trio.testing.MockClock`: it jumps when all tasks wait."""
     from trio.testing import MockClock
 
     return MockClock(autojump_threshold=0)
@@ -157,9 +157,9 @@ def clock() -> Any:
 
 @pytest.fixture
 def serve() -> Any:
-    """`async with serve(model, ...) as served`: a gateway in memory with these models, as
-    `gateway.testing.memory_gateway`, whose keyword arguments it takes. At the end of the block its clients leave, and the
-    test fails if anything of them is left then."""
+    """Runs a gateway in memory with these models: `async with serve(model, ...) as served`. It takes the keyword arguments
+    of `gateway.testing.memory_gateway`. At the end of the block all client connections are closed, and the test fails if
+    the gateway still holds something of them."""
     from gateway.testing import memory_gateway
 
     def start(*models: Any, **options: Any) -> Any:

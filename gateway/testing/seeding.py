@@ -1,4 +1,4 @@
-"""One seed decides everything that chance decides otherwise: whose turn it is, ids, keys, padding, and when threads end."""
+"""Makes runs repeatable: one seed decides the order of tasks, ids, keys, padding, and the end of threads."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from trio import _threads
 from trio._core import _run
 
 STEP_SECONDS = 0.001
-"""What a step of blocking code takes of a mocked clock."""
+"""Seconds of a mocked clock that a step of blocking code takes."""
 
 
 @contextmanager
 def seeded(seed: int, *, threads: bool = False, step: float = STEP_SECONDS) -> Iterator[None]:
-    """Whatever runs inside runs in the same way each time, if it waits for nothing but Trio's (mocked) clock. Around
-    `trio.run`, never inside; afterwards all is as it was.
+    """Makes a `trio.run` within the block run in the same way each time, if it waits only for Trio's (mocked) clock. Use it
+    around `trio.run`, never inside. Afterwards everything is as before.
 
-    `random`, `os.urandom` and `secrets` give what the seed says: nothing inside is a secret. Blocking code runs in the run's
-    own thread, as a task that takes `step` seconds, since no seed can schedule a thread, and a clock that jumps would not
-    wait for one: code that waits for another thread, or calls `trio.from_thread`, cannot be run so. `threads` leaves threads
-    what they are.
+    `random`, `os.urandom` and `secrets` follow the seed, so nothing inside is secret. Blocking code runs in the thread of
+    the Trio run, as a task that takes `step` seconds: a seed cannot schedule threads, and a mocked clock does not wait for
+    them. Code that waits for another thread, or calls `trio.from_thread`, cannot run in this way. `threads=True` leaves
+    threads as they are.
     """
     chance = random.Random(f"everywire {seed}")
     run: Any = _run
@@ -59,7 +59,7 @@ def seeded(seed: int, *, threads: bool = False, step: float = STEP_SECONDS) -> I
 def _start_task_soon(
     step: float, fn: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object], name: str | None = None
 ) -> None:
-    """In place of a thread."""
+    """Runs a function in a system task, in place of a thread."""
 
     async def thread() -> None:
         await trio.sleep(step)
