@@ -66,7 +66,7 @@ class FleetRun:
             left = self.clients.due - self.now
             self.clients.due[who] = (self.chance.random(len(who)) * left).astype(np.int64) + 1
 
-    # -- what happens to pods ----------------------------------------------------------------------------------------
+    # -- pods --------------------------------------------------------------------------------------------------------
 
     def later(self, seconds: int, event: Callable[[], None]) -> None:
         """Schedule an event in `seconds`, at least one second from now."""
@@ -122,7 +122,7 @@ class FleetRun:
         self._first = np.searchsorted(self.cell[self._known], np.arange(self.setup.cells))
         self._number = np.bincount(self.cell[self._known], minlength=self.setup.cells)
 
-    # -- what clients do ---------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------------------------
 
     def run(self, seconds: int) -> None:
         """Run for `seconds` seconds."""

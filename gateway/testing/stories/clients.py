@@ -55,35 +55,35 @@ def ask(
 Body = Callable[[], AsyncGenerator[Buffer, None]]
 """A request's body, piece by piece."""
 Broken = Callable[[RemoteProtocolError], None]
-"""Told of what a client cannot read."""
+"""Called with the error if a client cannot read its answer."""
 
 
 class Hearing:
-    """What the client of a talk makes of its answer: each message is heard when its last byte is there."""
+    """Reads the answer for the client of a talk. A message is heard when its last byte has arrived."""
 
     def __init__(self, talk: Talk, answer: Answer, pace: float | None = None) -> None:
-        """`pace` is the client's, in seconds a piece."""
+        """`pace` is that of the client, in seconds per piece; default None: it does not pause."""
         self.talk, self.answer, self._pace = talk, answer, pace
         self.count = 0
-        """Messages so far."""
+        """The number of messages so far."""
 
     async def pause(self) -> None:
-        """Before each piece."""
+        """Pauses before a piece."""
         if self._pace is not None:
             await trio.sleep(self._pace)
 
     async def piece(self, data: Buffer) -> None:
-        """A piece of the body."""
+        """Takes a piece of the body."""
         self.answer.feed(data)
         self._hear()
 
     async def frame(self, frame: Frame) -> None:
-        """A frame of a WebSocket."""
+        """Takes a frame of a WebSocket."""
         self.talk.hear(self.talk.kept(frame.data, frame.fin))
         self.count += 1
 
     def end(self, trailers: Headers = ()) -> View:
-        """The body is whole, with these fields behind it."""
+        """Takes the end of the body, with the trailers. Returns how the call ended."""
         self.answer.end(trailers)
         self._hear()
         return View.COMPLETE if self.answer.complete else View.ERROR
@@ -191,7 +191,7 @@ class Streams:
             inbox.close()
 
     def reset(self, stream: int) -> bool:
-        """Queues the end of the stream by its client; whether it was still open."""
+        """Queues a reset of the stream by its client. True if the stream was still open."""
         if not self.machine.is_open(stream):
             return False
         self.machine.send(Reset(stream=stream, code=8))
@@ -199,7 +199,7 @@ class Streams:
         return True
 
     async def read(self, inbox: trio.MemoryReceiveChannel[Any], hearing: Hearing) -> View:
-        """The answer on a stream."""
+        """Reads the answer on a stream."""
         async for event in inbox:
             match event:
                 case Response() if event.status >= 200:
@@ -208,7 +208,7 @@ class Streams:
                     await hearing.pause()
                     await hearing.piece(event.buffers[0])
                     self.peer.credit(event)
-                    with suppress(TransportLost):  # what was written before is still to be read
+                    with suppress(TransportLost):  # bytes that the server wrote before are still read
                         await self.peer.flush()
                 case End(trailers=trailers):
                     return hearing.end(trailers)

@@ -1,4 +1,4 @@
-"""Clients of a simulation that mean harm: what each sends, how it hears that it was ended, and which ends are owed to it."""
+"""The hostile clients of a simulation: the bytes that they send, and how the gateway must end their connections."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ENDS: dict[tuple[Hostility, str], str] = {
 }
 """How a hostile client's connection, or its request, must end."""
 UNANSWERED = Hostility.STOPS, "websocket", "fin"
-"""What else may be where Pings are sent: whoever stops in a frame answers none."""
+"""Another valid end if the server sends Pings: a client that stops in the middle of a frame answers none."""
 DRAINED = frozenset(("status 503", "goaway 0", "close 1001", "fin"))
-"""What else it may be told where the server is drained, or where no connection is taken any more."""
+"""Other valid ends if the server drains, or accepts no more connections."""
 _READ = 4096
 _MOST = 20_000
 """Pieces after which a flood ebbs: it must have been ended long before."""
@@ -40,12 +40,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
-# -- what it hears -----------------------------------------------------------------------------------------------------
+# -- received bytes ----------------------------------------------------------------------------------------------------
 
 
 class _Ear(Protocol):
     def take(self, data: bytes) -> str:
-        """The word that ends it, such as `goaway 11`; empty where there is none yet."""
+        """Takes bytes. Returns the words for the message that ends the client, such as `goaway 11`; empty before it."""
         ...
 
 
@@ -114,11 +114,11 @@ _EARS: dict[str, type[_HTTP1Ear] | type[_HTTP2Ear] | type[_WebSocketEar]] = {
 }
 
 
-# -- what it sends -----------------------------------------------------------------------------------------------------
+# -- sent bytes --------------------------------------------------------------------------------------------------------
 
 
 def opening(plan: HostilePlan) -> bytes:
-    """What begins its connection."""
+    """Returns the first bytes of a client's connection."""
     match plan.transport:
         case "http1":
             return b""
@@ -136,7 +136,7 @@ def _path(plan: HostilePlan) -> str:
 
 
 def pieces(plan: HostilePlan) -> Iterator[bytes]:
-    """What it sends after that."""
+    """Yields the pieces that the client sends after `opening`."""
     chance = random.Random(f"{plan.name} {plan.size}")
     match plan.hostility, plan.transport:
         case Hostility.STOPS, "http1":
@@ -161,7 +161,7 @@ def pieces(plan: HostilePlan) -> Iterator[bytes]:
 
 
 def _length(size: int) -> bytes:
-    """Of a masked frame of a WebSocket."""
+    """Encodes the length of a masked WebSocket frame."""
     if size < 126:
         return bytes((128 + size,))
     return b"\xfe" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xff" + size.to_bytes(8, "big")
@@ -175,10 +175,11 @@ class Hostile:
         self.plan, self._transport = plan, transport
         self._ear: _Ear = _EARS[plan.transport]()
         self.ended = ""
-        """`goaway CODE`, `close CODE`, `status CODE`, `rst CODE`, `fin`; or `open`: it has gone away by itself."""
+        """The end of the connection: `goaway CODE`, `close CODE`, `status CODE`, `rst CODE` or `fin`. `open` means that the
+        client left because its time was over."""
 
     async def run(self) -> None:
-        """Until it is ended or its time is over."""
+        """Runs until the gateway has ended the connection, or the client's time is over."""
         await trio.sleep(self.plan.start)
         with trio.move_on_after(self.plan.patience):
             async with trio.open_nursery() as nursery:

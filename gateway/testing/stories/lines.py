@@ -78,7 +78,7 @@ class Line:
         seed: int,
         survived: Callable[[Line, HTTP2Connection], None],
     ) -> None:
-        """`survived` is told of a connection of HTTP/2 that is about to be closed, while nothing moves on it."""
+        """`survived` is called with an idle HTTP/2 connection right before its client closes it."""
         self.plan, self.talks, self.link, self._transport, self._survived = plan, talks, link, transport, survived
         self._garbage = random.Random(f"{plan.name} {seed}").randbytes(60)
         self._nursery: trio.Nursery
@@ -87,15 +87,15 @@ class Line:
         self._numbers: dict[PlannedTalk, int] = {}
         """The streams of the calls that have begun."""
         self.left = False
-        """Its client has closed or reset it, or sent what is nothing."""
+        """True once a client has closed or reset the connection, or has sent garbage."""
 
     @property
     def disturbed(self) -> bool:
-        """Whether anything was done to the whole connection."""
+        """True if a client or the network has disturbed the whole connection."""
         return self.left or (self.link is not None and self.link.disturbed)
 
     async def run(self) -> None:
-        """All of its calls, then it is closed."""
+        """Makes all calls of the connection, and then closes it."""
         async with trio.open_nursery() as self._nursery:
             match self.plan.transport:
                 case "http1":
@@ -109,7 +109,7 @@ class Line:
             self._transport.close()
             self._nursery.cancel_scope.cancel()
 
-    # -- what all have in common -------------------------------------------------------------------------------------
+    # -- all transports ----------------------------------------------------------------------------------------------
 
     async def _play(self, talk: PlannedTalk, reading: Any, *writing: Any) -> None:
         """Reads while it writes, until the answer is over, the client leaves, or its patience is over."""
@@ -194,7 +194,7 @@ class Line:
             await self._peer.flush()
 
     async def _drained(self) -> None:
-        """Whatever comes is dropped, to the end of the connection."""
+        """Drops all received bytes until the connection ends."""
         buffer = memoryview(bytearray(4096))
         with suppress(TransportLost):
             while (n := self._transport.try_receive_into(buffer)) != 0:
@@ -229,8 +229,8 @@ class Line:
             for talk in self.talks:
                 nursery.start_soon(self._on_stream, talk)
         if not self.left and machine.can_open:
-            await trio.sleep(0.001 if self.link is None else 1.0)  # nobody has anything to do then but to wait
-            said = not self._peer._rest  # what is still to be written is of no window any more
+            await trio.sleep(0.001 if self.link is None else 1.0)  # afterwards all other tasks wait
+            said = not self._peer._rest  # bytes that wait to be written no longer count in a window
             if said and not self.disturbed and machine.can_open and (self.link is None or self.link.idle):
                 self._survived(self, machine)
 
@@ -279,7 +279,7 @@ class Line:
         await self._play(talk, reading, partial(socket.write, talk, _parts(talk), plan.pause))
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def _question(talk: PlannedTalk) -> Question:
@@ -349,7 +349,8 @@ async def _pieces(talk: PlannedTalk, question: Question) -> AsyncGenerator[bytes
 
 
 def _parts(talk: PlannedTalk) -> list[tuple[bytes, bool]]:
-    """What a duplex client says, each third part whole and the others to be continued, and the word that is the last."""
+    """Returns the parts that a duplex client sends: every third ends a message, the others are continued. The last one is
+    END."""
     plan = talk.plan
     parts = [(f"{i:04d}".encode().ljust(plan.size, b"."), i % 3 == 2) for i in range(plan.messages)]
     return [*parts, (END, True)]

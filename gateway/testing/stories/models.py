@@ -1,4 +1,4 @@
-"""What is remembered of each call, and the models: they number what they say, and keep to the plan."""
+"""The records of calls, and the models of a simulation: they number their messages, and follow the plan."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ CHAT = "User: ", "\nAssistant:"
 @final
 @dataclass(slots=True, eq=False, kw_only=True)
 class PlannedTalk(Talk):
-    """A call that keeps to a plan. That either end gets anything but what the other said is reported at once, by the bytes:
-    some forms join messages."""
+    """A call that follows a plan. If either end receives other bytes than the other has sent, it is reported at once. Bytes
+    are compared, and not messages, because some forms join messages."""
 
     plan: TalkPlan
     report: Callable[[str], None]
     bound: int
     gave_up: bool = False
     garbled: bool = False
-    """Bytes that are nothing may be among those that its client has sent."""
+    """True if garbage may be among the bytes that its client has sent."""
     unopened: bool = False
-    """It was never asked: its connection takes no more."""
+    """True if the call was never made, because its connection takes no more calls."""
     exchange: Exchange | None = None
     endings: list[str] = field(default_factory=list)
     opened_at: float = 0.0
     received: int = 0
     """Pieces of the answer, whole messages or not."""
     moved: tuple[int, ...] = ()
-    """What the watchdog has seen."""
+    """The `progress` at the watchdog's last check."""
     moved_at: float = 0.0
 
     @property
@@ -70,7 +70,7 @@ class PlannedTalk(Talk):
 
     @property
     def lies(self) -> bool:
-        """Whether what its model says is not what leaves it."""
+        """True if the model sends invalid messages, so that its client cannot get what it sent."""
         return self.plan.faults is not None and self.plan.faults.lie_at is not None
 
     def take(self, message: bytes) -> None:
@@ -82,7 +82,7 @@ class PlannedTalk(Talk):
     def say(self, message: bytes) -> None:
         self.said.add(message)
         said, heard = len(self.said.data), len(self.heard.data)
-        # of a model that lies about its end nothing is on its way behind that: it is dropped where it is said
+        # messages after a false end are dropped at once, so they are not on their way
         if self.plan.form.streams and not self.lies and said - heard > self.bound + 4 * (self.plan.size + 1):
             self.report(f"6: {self.name}: the model said {said} bytes, the client has taken {heard}")
 
@@ -231,14 +231,14 @@ class Cast:
         return (mishap.model, mishap.number) == (process.plan.name, process.plan.number)
 
     def befalls(self, mishap: Mishap) -> None:
-        """It befalls whichever process is there now."""
+        """Makes a mishap happen to the present process of its number, if there is one."""
         for process in self.processes:
             if process.alive and self._is_of(mishap, process):
                 self.befall(mishap, process)
                 return
 
     def befall(self, mishap: Mishap, process: MemoryProcess) -> None:
-        """It befalls this one."""
+        """Makes a mishap happen to this process."""
         self._tell(f"process {mishap.number} of {mishap.model} is {mishap.fate.value}")
         match mishap.fate:
             case Fate.KILLED:
@@ -255,7 +255,7 @@ class Cast:
                 process.stop()
                 trio.lowlevel.spawn_system_task(_go_on, process, mishap.lasts)
 
-    # -- what they do --------------------------------------------------------------------------------------------------
+    # -- the models ----------------------------------------------------------------------------------------------------
 
     def _faults(self, call: Call) -> ModelFaults | None:
         talk = self.named(call.query)

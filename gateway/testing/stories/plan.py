@@ -1,4 +1,4 @@
-"""What a seed decides before anything runs: who calls whom, on which wire, and what goes wrong. Pure."""
+"""Derives the plan of a run from its seed: the calls, their wires, and all that goes wrong. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.testing.stories.talk import Deceit, Form, Hostility, Leave
 
 KiB = 1024
 _WAITED_FOR = 4.6
-"""What a process has to leave its `load()`, and the moment after it."""
+"""Seconds that a process has to leave its `load()`, and to end after that."""
 
 
 @final
@@ -29,26 +29,26 @@ class TalkPlan:
     form: Form
     model: str
     messages: int
-    """What the model says, and on duplex wires what the client does too."""
+    """The number of messages that the model sends; on duplex wires, the client sends as many."""
     size: int
-    """Bytes of each."""
+    """Bytes of each message."""
     start: float
     pace: float = 0.0
-    """Of the reader, seconds a piece."""
+    """Seconds that the reader waits before each piece."""
     think: float = 0.0
-    """Of the model, seconds a message."""
+    """Seconds that the model waits before each message."""
     pause: float = 0.0
-    """Of the writer, seconds a piece."""
+    """Seconds that the writer waits before each piece."""
     chunked: bool = False
-    """The length of the request is not said; over HTTP/1.1 it then asks to be told to go on."""
+    """True if the request does not declare its length. Over HTTP/1.1 it then expects 100-continue."""
     both: bool = False
-    """A duplex model writes on its own while it reads."""
+    """True if a duplex model also writes messages of its own while it reads."""
     silent_after: int | None = None
-    """The client reads no more after so many messages."""
+    """The client reads no more after so many messages; default None: it reads all."""
     leave: Leave = Leave.CLOSE
     leave_after: float | None = None
     patience: float = 200.0
-    """When the client gives up."""
+    """Seconds after which the client gives up."""
     deceit: Deceit | None = None
     faults: ModelFaults | None = None
 
@@ -73,13 +73,13 @@ class LinePlan:
 
     @property
     def cut(self) -> bool:
-        """Whether its network ends it."""
+        """True if the network stalls or ends the connection."""
         ways = (self.network.up, self.network.down) if self.network is not None else ()
         return any(w.cut_at is not None or w.reset_at is not None or w.stall_at is not None for w in ways)
 
     @property
     def calm(self) -> bool:
-        """Nobody on it does anything to the whole connection."""
+        """True if neither a call nor the network disturbs the whole connection."""
         rude = any(
             talk.deceit is Deceit.GARBAGE or (talk.leave_after is not None and talk.leave is not Leave.STREAM)
             for talk in self.talks
@@ -106,32 +106,32 @@ class HostilePlan:
 
 
 class Fate(enum.Enum):
-    """What befalls a process."""
+    """A mishap of a process."""
 
     KILLED = "killed"
     CRASHED = "crashed"
     LEFT = "left"
     HUNG_UP = "hung up"
     STOPPED = "stopped"
-    """For a time, after which it is either killed by then, or goes on."""
+    """The process is stopped for a time, and then goes on unless it was killed meanwhile."""
     NONSENSE = "nonsense"
-    """It sends bytes that are no frame, or messages that it must not."""
+    """The process sends bytes that are not a frame, or messages that it must not send."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mishap:
-    """What befalls one process of a model, once."""
+    """A single mishap of one process of a model."""
 
     fate: Fate
     model: str
     number: int
     at: float | None
-    """When; None: by its frames."""
+    """The time of the mishap; None: it depends on `frames`."""
     frames: int
-    """After how many."""
+    """The number of sent frames after which it happens."""
     lasts: float
-    """How long one is stopped."""
+    """Seconds for which a stopped process is stopped."""
     nonsense: bytes
 
 
@@ -142,7 +142,7 @@ class Swizzle:
 
     at: float
     stop: tuple[tuple[float, str], ...]
-    """Pause before each, and whom."""
+    """The pause before each step, and the connection's name."""
     go: tuple[tuple[float, str], ...]
 
 
@@ -156,21 +156,21 @@ class Plan:
     capacity: int
     """Bytes that each direction of a connection holds."""
     slots: int
-    """Of each model."""
+    """The capacity of each model."""
     lines: tuple[LinePlan, ...]
     hostile: tuple[HostilePlan, ...] = ()
     crashes: tuple[tuple[float, str], ...] = ()
-    """When, and whose worker."""
+    """The time of each crash, and the model whose worker crashes."""
     instances: int = 1
-    """Of each model in processes."""
+    """The number of processes of each model in processes."""
     place: MemoryPlace = field(default_factory=MemoryPlace)
-    """And what they are like."""
+    """The behaviour of those processes."""
     hang_timeout: float = 0.0
     mishaps: tuple[Mishap, ...] = ()
     swizzles: tuple[Swizzle, ...] = ()
     drain_at: float = math.inf
     tight: bool = False
-    """The byte budget is smaller than what everybody wants."""
+    """True if the byte budget is too small for all calls."""
     hub: bool = True
 
     @property
@@ -180,8 +180,8 @@ class Plan:
 
     @property
     def unloading(self) -> float:
-        """Seconds that it may take to unload them, which are unloaded one after the other: the kernel tells of each end, and
-        one that is stopped is waited for before it is killed."""
+        """The seconds that unloading these models may take. They are unloaded one after the other. For each, the notice of
+        its end counts, and for a stopped process the wait before it is killed."""
         stopped = {mishap.model for mishap in self.mishaps if mishap.fate is Fate.STOPPED}
         return sum(self.place.notice + _WAITED_FOR * (name in stopped) for name in sorted(self.there))
 
@@ -193,15 +193,15 @@ class Plan:
 
 
 CALM, FAULTY = "a", "b"
-"""Models by their names' last letters: the workers of the latter crash, and what they do is what faults say."""
+"""The last letter of a model's name. The workers of FAULTY models crash, and their sessions have faults."""
 THERE = "process"
-"""Models in processes, by the second word of their names."""
+"""The second word in the name of a model that runs in processes."""
 KINDS = ("text", "tensor", "single", "parts")
-"""Models by their names' first words: a single one gives one response to each request, those of tensors any number."""
+"""The first word of a model's name. `single` sends one response to each request, `tensor` any number."""
 
 
 def plan(seed: int, *, hub: bool = True) -> Plan:
-    """What happens under this seed."""
+    """Returns the plan of a seed."""
     chance = random.Random(f"simulate {seed}")
     tight, drains = chance.random() < 0.1, chance.random() < 0.25
     config = Config(
@@ -234,8 +234,8 @@ def plan(seed: int, *, hub: bool = True) -> Plan:
 
 
 def _with_processes(chosen: Plan) -> Plan:
-    """Some of the calls are of models in processes, and things befall those that are not calm. Chance of its own, so that
-    the others do the same with and without them."""
+    """Moves some calls to models in processes, and adds mishaps to the processes of faulty models. It uses a separate source
+    of chance, so that the other calls are the same with and without it."""
     chance = random.Random(f"processes {chosen.seed}")
     if chance.random() < 0.4:
         return chosen
@@ -244,7 +244,7 @@ def _with_processes(chosen: Plan) -> Plan:
         kind, _, letter = talk.model.partition("-")
         if chance.random() < 0.4 or kind not in KINDS:
             return talk
-        there = FAULTY if letter == CALM and chance.random() < 0.4 else letter  # where its process may end
+        there = FAULTY if letter == CALM and chance.random() < 0.4 else letter  # then its process may have mishaps
         return replace(talk, model=f"{kind}-{THERE}-{there}")
 
     lines = tuple(replace(line, talks=tuple(map(moved, line.talks))) for line in chosen.lines)
@@ -291,7 +291,7 @@ NONSENSE = (
         [Head(number, {}, False) for number in _OPEN for _ in range(2)],
     )),
 )  # fmt: skip
-"""What no process may say: it ends it."""
+"""Bytes that no process may send: the gateway kills a process that does."""
 
 
 def _line(chance: random.Random, number: int, lasts: bool) -> LinePlan:
@@ -309,7 +309,8 @@ def _line(chance: random.Random, number: int, lasts: bool) -> LinePlan:
 
 
 def _hostile(seed: int) -> tuple[HostilePlan, ...]:
-    """Who means harm under this seed; chance of its own, so that the others do the same with and without them."""
+    """Returns the hostile clients of a seed. They have a separate source of chance, so that the other clients are the same
+    with and without them."""
     chance = random.Random(f"hostile {seed}")
     number = chance.choice((0, 0, 1, 2))
     return tuple(
@@ -359,8 +360,8 @@ _FORMS = {
 
 
 def _talk(chance: random.Random, name: str, transport: str, rude: bool, pieces: int, lasts: bool) -> TalkPlan:
-    """`pieces` is the least that arrives at once: where it is little, little is said; `lasts` where a drain is to find
-    calls that take long."""
+    """Returns the plan of a call. `pieces` is the least number of bytes that arrive at once: if it is small, the messages
+    are too. `lasts`: some calls take long, for a drain to find them."""
     form = chance.choice(_FORMS[transport])
     common: dict[str, Any] = {
         "name": name,
@@ -377,7 +378,7 @@ def _talk(chance: random.Random, name: str, transport: str, rude: bool, pieces: 
     if form in (Form.INFER_EVENTS, Form.INFER_FRAMES, Form.GRPC_STREAM):
         common["size"] = min(common["size"], 300)  # each response has as many numbers
     if common["messages"] * common["size"] > 20_000:
-        common["pace"] = min(common["pace"], 0.003)  # a slow reader is to see the end
+        common["pace"] = min(common["pace"], 0.003)  # even a slow reader must see the end
     calm = f"{form.model}-{CALM}"
     if form.kind == "text" and chance.random() < 0.2:
         calm = f"threads-{CALM}"

@@ -1,4 +1,4 @@
-"""One run under one seed: everything is played, and after every step of every task the invariants are looked at."""
+"""Runs a simulation under one seed, and checks invariants after the steps of its tasks."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from gateway.workers.states import State
 from protocols.http2.connection import HTTP2Connection
 
 _END = 400.0
-"""Virtual seconds after which a run hangs."""
+"""Virtual seconds after which a run counts as hanging."""
 _SPIN = 100_000
-"""Steps of one task without any virtual time."""
+"""Steps of one task without virtual time after which it counts as spinning."""
 _LOOK = 8
-"""Steps between two looks at the ledgers."""
+"""Steps between two checks of the ledgers."""
 _STILL = 1.0
-"""Virtual seconds in which a call moves that waits for nobody but the gateway."""
+"""Virtual seconds within which a call must move if only the gateway delays it."""
 _QUIET = 45.0
-"""Virtual seconds after the last client in which everything is over: the longest stall of a network, and every timeout."""
+"""Virtual seconds after the last client within which all is over: the longest stall of a network, and every timeout."""
 _OUTLIVE = 1.5
-"""Virtual seconds that a session may outlive its worker: models clean up for less."""
+"""Virtual seconds that a session may outlive its worker: the clean-up of models takes less."""
 _GRACE = 5.0
-"""What a drain has beyond its deadline: for goodbyes, and for models that clean up."""
+"""Virtual seconds of a drain beyond its deadline, for goodbyes and the clean-up of models."""
 _LOGGED = (
     *("model raised", "model crashed", "model given up", "model stopped late"),
     *("instance killed", "instance ended", "instance given up"),
@@ -57,27 +57,27 @@ _LOGGED = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run gave. `trace` is the hash of every step and every event; two runs of a seed have the same."""
+    """The result of a run. `trace` is the hash of all steps and events: it is the same in each run of a seed."""
 
     seed: int
     problems: tuple[str, ...]
     trace: str
     steps: int
     seconds: float
-    """Of the run's own clock."""
+    """Virtual seconds of the run."""
     calls: int
     endings: dict[str, int]
     lines: tuple[str, ...]
-    """The trace itself, or its end."""
+    """The trace, or its last lines."""
 
 
 def run_seed(seed: int, *, keep: int | None = 40, hub: bool = Poller.available) -> Outcome:
-    """Plays what the seed says. `keep` is how many lines of the trace are kept, None: all."""
+    """Runs the plan of a seed. `keep` is the number of last lines of the trace to keep; None: all."""
     return run_plan(plan(seed, hub=hub), keep=keep)
 
 
 def run_plan(chosen: Plan, *, keep: int | None = 40) -> Outcome:
-    """Plays a plan."""
+    """Runs a plan."""
     with seeded(chosen.seed), errors_logged() as logged, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         run = Simulation(chosen, keep)
@@ -98,7 +98,7 @@ def run_plan(chosen: Plan, *, keep: int | None = 40) -> Outcome:
 
 
 class _Ordered(dict[Any, None]):
-    """A set whose order is that of its history, in place of those of the gateway that are walked through."""
+    """A set in order of insertion, in place of the gateway's sets that are iterated."""
 
     def add(self, item: Any) -> None:
         self[item] = None
@@ -137,7 +137,7 @@ class Simulation(trio.abc.Instrument):
         self._bereft: list[tuple[float, str, list[Exchange]]] = []
 
     def _order(self) -> None:
-        """The order of sets is that of addresses: no seed decides it."""
+        """Replaces the gateway's sets: their order depends on addresses, which no seed decides."""
         gateway: Any = self.gateway
         gateway.server.connections, gateway.acceptor.arriving, live = _Ordered(), _Ordered(), _Ordered()
         gateway.observer.live = live
@@ -176,7 +176,7 @@ class Simulation(trio.abc.Instrument):
         self._exchanges[exchange] = []
         talk = self.cast.named(exchange.query.decode())
         if talk is None:
-            return  # of a hostile client
+            return  # it belongs to a hostile client
         if talk.exchange is not None:
             self.report(f"1: {talk.name}: its request arrived twice")
         talk.exchange, talk.opened_at = exchange, self._now
@@ -214,7 +214,7 @@ class Simulation(trio.abc.Instrument):
                 self.report(f"4: {broken} after a step of {task.name}")
 
     def _watch(self, now: float) -> None:
-        """Who waits for nobody but the gateway moves; and no session outlives its worker."""
+        """Checks that calls move if only the gateway delays them, and that no session outlives its worker."""
         self._watch_workers(now)
         for talk in self.cast.talks.values():
             if talk.view is not View.PENDING or talk.exchange is None or talk.left:
@@ -239,7 +239,7 @@ class Simulation(trio.abc.Instrument):
                 self.report(f"7: {', '.join(left)} outlived the worker of {name}")
 
     def _lost(self, process: MemoryProcess, talks: list[PlannedTalk]) -> None:
-        """A process has ended, and with it these calls. The kernel tells of it later than its stream."""
+        """Notes the calls that a process has ended with. The gateway may learn of that later than its stream ends."""
         exchanges = [talk.exchange for talk in talks if talk.exchange is not None]
         self._bereft.append((trio.current_time() + _OUTLIVE, process.plan.name, exchanges))
 
@@ -250,7 +250,7 @@ class Simulation(trio.abc.Instrument):
         worker = self.gateway.supervisor.workers.get(talk.plan.model)
         if worker is None or not talk.plan.model.endswith(CALM):
             return False
-        # another call of its connection that is not read may fill it: the transport has one order
+        # another call whose answer is not read may block the connection
         if any(not other.plan.calm for other in line.talks):
             return False
         if talk.begun > 0:
@@ -261,7 +261,7 @@ class Simulation(trio.abc.Instrument):
     # -- the run -------------------------------------------------------------------------------------------------------
 
     async def main(self) -> None:
-        """Everything, then what is left."""
+        """Runs the whole plan, and then checks what is left."""
         with trio.move_on_after(_END) as scope:
             async with trio.open_nursery() as self._root:
                 await self._root.start(self._serve)
@@ -313,12 +313,12 @@ class Simulation(trio.abc.Instrument):
         self.tell(f"{chosen.name} ({chosen.hostility.value}, {chosen.transport}) is ended by {hostile.ended}")
 
     def _survived(self, line: Line, client: HTTP2Connection) -> None:
-        """The two ends of an idle connection agree on its window, all of which is there."""
+        """Checks that both ends of an idle connection agree on its window, and that the whole window is free."""
         found = [c for c in self.gateway.server.connections if isinstance(c, Connection) and self._serves(c, line)]
         if not found or not isinstance(found[0].wire, HTTP2Wire) or found[0].exchanges:
-            return  # a model that cleans up has not read what it was sent
+            return  # a model in its clean-up has not read all that it was sent
         server = found[0].wire._machine
-        heard = all(talk.view is View.COMPLETE for talk in line.talks)  # what a client has not read it has not credited
+        heard = all(talk.view is View.COMPLETE for talk in line.talks)  # otherwise a client has not credited unread bytes
         for here, there, whose in ((server, client, "server"), (client, server, "client"))[: 1 + heard]:
             windows, allowed = here.windows(), there._h2.outbound_flow_control_window
             kept = windows.keys() - {0, *server._lingering}
@@ -384,7 +384,7 @@ class Simulation(trio.abc.Instrument):
 
     async def _until_quiet(self) -> None:
         with trio.move_on_after(_QUIET):
-            while left_over(self.gateway):  # noqa: ASYNC110  # nothing tells when
+            while left_over(self.gateway):  # noqa: ASYNC110  # there is no event for it
                 await trio.sleep(0.05)
         for name, worker in self.gateway.supervisor.workers.items():
             for one in self.gateway.models[name].instances if worker.ready else ():
@@ -397,7 +397,7 @@ class Simulation(trio.abc.Instrument):
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What must be so when it is over. The numbers are those of the fault model."""
+        """Checks the invariants at the end of a run. Their numbers are those of the fault model."""
         for exchange, endings in self._exchanges.items():
             if len(endings) != 1:
                 self.report(f"2: {exchange.query.decode()} ended {len(endings)} times: {[e.value for e in endings]}")
@@ -453,14 +453,14 @@ class Simulation(trio.abc.Instrument):
         alone = line.link is None and line.plan.calm and all(other.plan.calm for other in line.talks)
         if alone and not disturbed and ending is Ending.LOST and exchange is not None:
             self.report(f"9: {talk.name}: its connection was let fall, and it would have heard an ending")
-        # a call that goes on ends well behind the error, whether or not its client stays to hear it
+        # a call that goes on after an error ends well, even if its client has disconnected
         answered = not plan_.form.goes_on or talk.view is View.COMPLETE or bool(talk.said.data)
         nonsense = plan_.deceit in (Deceit.MODEL, Deceit.BODY) and plan_.form.kind != "parts"
         if nonsense and ending is Ending.COMPLETE and answered:
             self.report(f"2: {talk.name}: nonsense was answered")
 
     def _may_be_refused(self, talk: PlannedTalk, line: Line) -> bool:
-        """Whether somebody else's doing may have ended it."""
+        """True if something outside the call may have ended it."""
         if line.plan.transport == "http1" and any(t.view is not View.COMPLETE for t in line.talks[: line.talks.index(talk)]):
             return True  # HTTP/1.1 may not survive an error
         crashing = not talk.plan.model.endswith(CALM)
@@ -468,14 +468,14 @@ class Simulation(trio.abc.Instrument):
 
 
 def _agree(ending: Ending | None, talk: PlannedTalk, disturbed: bool, exchange: Exchange | None) -> bool:
-    """Whether what the client saw is what the exchange says of its end."""
+    """True if the client's view of the end agrees with the ending of the exchange."""
     match talk.view:
         case View.PENDING:
             return talk.left
         case View.COMPLETE:
             if ending is Ending.COMPLETE:
                 return True
-            # it may have read all before it was known that the transport is gone
+            # the client may have read all before the gateway learnt that the transport is gone
             return disturbed and exchange is not None and exchange.outbound.finishing is Ending.COMPLETE
         case View.ERROR if ending is Ending.COMPLETE:
             return talk.plan.form.goes_on

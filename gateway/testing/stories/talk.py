@@ -1,4 +1,4 @@
-"""The words that all stories share: how a client asks, what was asked, said and heard, how a call ended or went wrong."""
+"""The vocabulary of all stories: the forms of a request, the messages of both ends, and the ends of a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protocols.events import Buffer
 
 @final
 class Form(enum.Enum):
-    """How a client asks, and so what its model is."""
+    """The form of a request, which also decides the kind of its model."""
 
     LMI = "lmi"
     LMI_JSON = "lmi-json"
@@ -32,7 +32,7 @@ class Form(enum.Enum):
 
     @property
     def kind(self) -> str:
-        """The models that it is for."""
+        """The kind of the models that take it."""
         match self:
             case Form.LMI | Form.LMI_JSON | Form.OPENAI:
                 return "text"
@@ -43,13 +43,13 @@ class Form(enum.Enum):
 
     @property
     def model(self) -> str:
-        """The same, by the first word of their names in a simulation: gRPC has another method where there is one response to
-        each request than where there is any number of them."""
+        """The first word of the models' names in a simulation. It differs from `kind` only for gRPC, which has a separate
+        method for models with one response to each request."""
         return "single" if self is Form.GRPC else self.kind
 
     @property
     def tensors(self) -> int:
-        """Responses of a model of tensors: 1 where there can be no more, 0 where it is for the story to say."""
+        """The number of responses of a tensor model: 1 if there can be only one, 0 if the story decides."""
         return 1 if self in (Form.INFER, Form.INFER_JSON, Form.GRPC) else 0
 
     @property
@@ -58,52 +58,52 @@ class Form(enum.Enum):
 
     @property
     def streams(self) -> bool:
-        """Whether each message leaves when it is sent."""
+        """True if each message leaves when the model sends it."""
         return self not in (Form.LMI_JSON, Form.INFER, Form.INFER_JSON, Form.GRPC)
 
     @property
     def goes_on(self) -> bool:
-        """Whether what goes wrong with a request is a message, and the call, which might have others, ends well."""
+        """True if an error of one request is a message, so that the call, which may have more requests, ends well."""
         return self is Form.GRPC_STREAM
 
     @property
     def cuts(self) -> bool:
-        """Whether an error in the middle of an answer has no words: the answer is cut off."""
+        """True if an error in the middle of an answer cuts the answer off, because it cannot be sent."""
         return self is Form.INVOKE
 
 
 class Leave(enum.Enum):
-    """How a client goes away before its answer is over."""
+    """The way in which a client leaves before the end of its answer."""
 
     CLOSE = "close"
     RESET = "reset"
     HALF = "half-close"
     STREAM = "stream"
-    """Its stream alone, or a WebSocket Close."""
+    """A reset of the stream alone, or a WebSocket Close."""
 
 
 class Deceit(enum.Enum):
-    """What a client says that it must not."""
+    """Something invalid that a client sends."""
 
     GARBAGE = "garbage"
-    """Bytes that are nothing on its wire."""
+    """Bytes that are invalid on its wire."""
     BODY = "body"
-    """A body that is nothing in its dialect."""
+    """A body that is invalid in its dialect."""
     MODEL = "model"
     """A model that does not exist."""
 
 
 class Hostility(enum.Enum):
-    """What a client does that means harm."""
+    """The attack of a hostile client."""
 
     STOPS = "stops"
-    """It says how long its body or its message is, sends the beginning, and no more."""
+    """The client declares the length of its body or message, sends the beginning, and then stops."""
     FLOOD = "flood"
-    """Frames that ask for nothing, without end: of HTTP/2, or a WebSocket's Pings."""
+    """The client sends HTTP/2 frames without a request, or WebSocket Pings, without end."""
 
 
 class View(enum.Enum):
-    """What a client made of the end of its call."""
+    """The end of a call as its client sees it."""
 
     PENDING = "pending"
     COMPLETE = "complete"
@@ -112,23 +112,23 @@ class View(enum.Enum):
 
 
 def fragment(data: Buffer, last: bool) -> bytes:
-    """A part, with whether others continue it."""
+    """Returns the bytes of a part, with a mark that tells if it is continued."""
     return bytes(data) + (b"." if last else b"+")
 
 
 def unmarked(data: Buffer, last: bool) -> bytes:
-    """A part of a wire that does not say whether others continue it."""
+    """Returns the bytes of a part, for a wire that does not tell if it is continued."""
     return bytes(data)
 
 
 def whole(text: str) -> list[bytes]:
-    """A text that is one message."""
+    """Returns a text as one message."""
     return [text.encode()]
 
 
 @final
 class Messages:
-    """What one end has said or has got, in order: each message, and the bytes of them all."""
+    """The messages that one end has sent or received, in order, and the bytes of them all."""
 
     __slots__ = ("data", "each")
 
@@ -141,7 +141,7 @@ class Messages:
         self.data += message
 
     def begin_with(self, others: Messages, *, strands: bool = False) -> bool:
-        """Whether these are the others and perhaps more; with `strands`, in each strand by itself."""
+        """True if these begin with all of the other messages. With `strands`, each strand is compared separately."""
         if not strands:
             return self.each[: len(others.each)] == others.each
         whole: dict[bytes, list[bytes]] = {}
@@ -160,12 +160,13 @@ class Messages:
 
 
 def _untold(text: str) -> None:
-    """Nobody writes a trace."""
+    """Does nothing: there is no trace."""
 
 
 @dataclass(slots=True, eq=False)
 class Talk:
-    """One call as both ends remember it: what its client asked, its model took and said, and its client heard."""
+    """One call as both ends remember it: the messages that its client sent (`asked`) and got (`heard`), and that its model
+    got (`taken`) and sent (`said`)."""
 
     name: str
     line: str
@@ -179,42 +180,42 @@ class Talk:
     begun: int = 0
     over: int = 0
     left: bool = False
-    """The client ended it, or gave up."""
+    """True if the client has ended the call, or given up."""
     calls: int = 1
-    """How often the model may be called for it."""
+    """The most calls of the model for it."""
     strands: bool = False
-    """Messages that begin alike, up to a full stop, are in order; others are side by side."""
+    """True if only messages of one strand are in order: those that are equal up to the first full stop."""
     kept: Callable[[Buffer, bool], bytes] = fragment
-    """How a part is remembered."""
+    """The function that makes the remembered bytes of a part."""
     split: Callable[[str], list[bytes]] = whole
-    """The messages that a text is remembered as."""
+    """The function that splits a text into remembered messages."""
     tell: Callable[[str], None] = _untold
     """Writes a line of the trace."""
 
     @property
     def query(self) -> str:
-        """By which its model, and whoever looks at the gateway, knows it."""
+        """The query of the request, by which the model and the checks find the call."""
         return f"?talk={self.name}"
 
     def ask(self, message: bytes) -> None:
-        """The client says it."""
+        """Notes a message that the client sends."""
         self.asked.add(message)
 
     def take(self, message: bytes) -> None:
-        """The model has it."""
+        """Notes a message that the model has got."""
         self.taken.add(message)
 
     def say(self, message: bytes) -> None:
-        """The model says it."""
+        """Notes a message that the model sends."""
         self.said.add(message)
 
     def hear(self, message: bytes) -> None:
-        """The client has it."""
+        """Notes a message that the client has got."""
         self.heard.add(message)
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """The model's call: its beginning and its end are counted."""
+        """Counts the beginning and the end of the model's call."""
         self.begun += 1
         self.tell(f"{self.name} model begins")
         try:
@@ -225,5 +226,5 @@ class Talk:
 
 
 def named(query: str) -> str:
-    """The name of a talk, by the query of its request."""
+    """Returns the name of a talk from the query of its request."""
     return query.removeprefix("talk=")
