@@ -529,7 +529,7 @@ def _formatters(folder: ModelFolder, module: ModuleType) -> dict[str, Any]:
     except ValueError as e:
         raise BadModel(f"{code}: {e}") from None
     if folder.config.factory and not (reads or writes):
-        raise BadModel(f"{code}: model.toml names a model beside it by factory, and then it holds formatters: it has none")
+        raise BadModel(f"{code}: model.toml names a library model (factory), so it may hold only formatters: it has none")
     found = {"input_formatter": reads, "output_formatter": writes}
     return {name: formatter for name, formatter in found.items() if formatter is not None}
 

@@ -65,7 +65,7 @@ class Holdings:
                 f"model {show(entry.name)} needs {need} bytes, and {used} of {limits.memory} are in use (repository.memory)"
             )
         if len(others) >= limits.models:
-            raise InsufficientStorage(f"{len(others)} models are loaded, and no more may be (repository.models)")
+            raise InsufficientStorage(f"{len(others)} models are loaded, which is the limit (repository.models)")
         entry.reserved = need
 
     async def make_room(self, entry: Entry, need: int, until: float) -> bool:

@@ -111,8 +111,8 @@ class ModelControl:
         path = await run_step(partial(_find, name, roots), limiter=self._reads) if roots else ""
         if not path:
             raise NotFound(
-                f"no model {show(name)}: neither in the configuration, nor a folder in one of those that models are loaded "
-                "from (repository.roots)"
+                f"no model {show(name)}: it is neither in the configuration, nor a folder in one of those that models are "
+                "loaded from (repository.roots)"
             )
         if not self._answers(name):  # it may have been loaded while its folder was looked for
             await self._repository.load(name, path, shown=shown)
@@ -213,14 +213,14 @@ class ModelControl:
             raise NotFound(f"no model {name[:100]!r} is in service")
         if name in self._repository.names:
             if spec is not None:
-                raise Conflict(f"model {name[:100]!r} is of the repository: its folder says what it is, and no other spec")
+                raise Conflict(f"model {name[:100]!r} is from the repository: only its folder can change it, not a spec")
             await self._repository.reload(name, shown=f"the folder of model {name[:100]!r}", patience=patience)
             return supervisor.models[name]
         spec = old.spec if spec is None else spec
         if spec.name != name or spec.family is not old.spec.family:
             raise ValueError(
-                f"model {name!r} of {old.spec.family.value} is replaced by one of the same name and family, "
-                f"not by {spec.name!r} of {spec.family.value}"
+                f"model {name!r} of family {old.spec.family.value} must be replaced by one of the same name and family, "
+                f"not by {spec.name!r} of family {spec.family.value}"
             )
         text_options(self._lmi, spec.options)
         self._repository.check_room(name, spec.memory)
@@ -241,7 +241,7 @@ class ModelControl:
             raise Conflict(f"model {show(name)} is {worker.state.value}: the log says why")
         restart = getattr(worker.model, "__model_restart__", None)
         if restart is None:
-            raise Conflict(f"model {show(name)} runs in no process of its own (models.NAME.process): reload it instead")
+            raise Conflict(f"model {show(name)} does not run in processes (models.NAME.process): reload it instead")
         await restart(number)
         log.info("instance restarted", extra={"model": name, "instance": number})
 

@@ -191,7 +191,7 @@ class ModelLoader:
                 raise Conflict(f"model {show(entry.name)} was unloaded while it was reloaded")
             elif spec.family is not old.spec.family:
                 raise Conflict(
-                    f"model {show(entry.name)} is of {old.spec.family.value}, and in its folder is one of "
+                    f"model {show(entry.name)} is of family {old.spec.family.value}, and its folder has a model of family "
                     f"{spec.family.value} now: unload it before it is loaded again"
                 )
             else:

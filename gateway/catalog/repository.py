@@ -132,7 +132,7 @@ class Repository:
         entry = self.holdings.entries.get(name)
         if entry is None:
             if name in self._supervisor.workers or name in self._supervisor.configured:
-                raise Conflict(f"model {show(name)} is of the server's configuration, and cannot be unloaded")
+                raise Conflict(f"model {show(name)} is in the server's configuration, and cannot be unloaded")
             raise NotFound(f"no model {show(name)} is loaded")
         if entry.state is EntryState.LOADING:
             raise Conflict(f"model {show(name)} {entry.state.value}")
@@ -237,7 +237,7 @@ class Repository:
         if not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
             raise BadRequest(f"a model's name must be 1 to {_LONGEST_NAME} printable characters, not {show(name)}")
         if name in self._supervisor.workers or name in self._supervisor.configured:
-            raise Conflict(f"model {show(name)} is of the server's configuration")
+            raise Conflict(f"model {show(name)} is in the server's configuration")
         entry = Entry(name, url, shown)
         self._supervisor.start_soon(self.loader.live, entry)
         self.holdings.entries[name] = entry

@@ -169,7 +169,7 @@ class ContainerModels:
         unattended = sum(1 for m in self._models.values() if m.change is not None and m.change.load and not m.users)
         if unattended >= _UNATTENDED:
             raise Overloaded(
-                f"the container has not answered {unattended} loads yet whose callers have left "
+                f"the container has not answered {unattended} loads yet whose callers have disconnected "
                 f"(model_load_timeout); try again later",
                 refusal=Refusal.NO_PLACE,
             )

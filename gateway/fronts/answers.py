@@ -94,7 +94,7 @@ class ParentAnswers:
                 try:
                     await look()
                 except Exception:  # a bug of the gateway must not end the server
-                    log.exception("a look at the fronts failed")
+                    log.exception("a check of the fronts failed")
 
     def operate(self) -> None:
         """Does nothing: each front keeps its own incidents."""

@@ -99,7 +99,7 @@ class StuckWatch:
         if stuck is None:
             return False
         log.warning(
-            "what was stuck has returned",
+            "a stuck step or session has returned",
             extra={
                 "model": self._name,
                 "seconds": round(trio.current_time() - stuck.since, 3),

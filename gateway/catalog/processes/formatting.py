@@ -60,7 +60,7 @@ class InstanceFormatting:
         Raises the error of the formatter; WorkerLost if the process has ended."""
         text = await self.instance.asked(Write(self.instance.next_number(), self._number, list(tokens)))
         if not isinstance(text, str):
-            raise self.instance.broken("a text that is none")
+            raise self.instance.broken("a formatted text of another type")
         return text
 
     def forget(self) -> None:

@@ -245,7 +245,7 @@ def test_code_runs_only_below_the_folders_that_are_configured_for_it(folder: Pat
 def test_beside_a_library_model_code_is_its_formatters(folder: Path) -> None:
     (folder / "model.toml").write_text('factory = "lm"')
     (folder / "model.py").write_text("def model(prompt: str) -> str: ...")
-    assert "model.toml names a model beside it by factory, and then it holds formatters: it has none" in refusal(folder)
+    assert "model.toml names a library model (factory), so it may hold only formatters: it has none" in refusal(folder)
     marks = "from models.formatters import input_formatter, output_formatter\n"
     (folder / "model.py").write_text(marks + "@input_formatter\ndef a(item): ...\n@input_formatter\ndef b(item): ...\n")
     assert "two functions are marked @input_formatter: a and b" in refusal(folder)

@@ -256,7 +256,7 @@ async def test_the_gateway_reloads_a_folder_whether_it_has_changed_or_not(tmp_pa
         worker = gateway.supervisor.workers["m"]
         assert (await gateway.reload("m")).ready
         assert gateway.supervisor.workers["m"] is not worker
-        with pytest.raises(Conflict, match="its folder says what it is"):
+        with pytest.raises(Conflict, match="only its folder can change it"):
             await gateway.reload("m", worker.spec)
         with trio.fail_after(PATIENCE):
             await gateway.repository.unload("m")

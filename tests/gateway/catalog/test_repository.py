@@ -226,7 +226,7 @@ async def test_a_name_that_is_taken_is_refused_at_once_in_every_state(tmp_path: 
         with pytest.raises(NotFound):
             await at.repository.unload("a")
         for act in (lambda: at.repository.load("fixed", url), lambda: at.repository.unload("fixed")):
-            with pytest.raises(Conflict, match="of the server's configuration"):
+            with pytest.raises(Conflict, match="in the server's configuration"):
                 await act()
         assert at.worker("fixed").ready
 
@@ -555,7 +555,7 @@ async def test_a_model_that_does_not_fit_is_refused_before_its_code_runs(tmp_pat
 async def test_a_model_more_than_may_be_is_refused(tmp_path: Path) -> None:
     async with place(tmp_path, models=2) as at:
         await at.load("a", "b")
-        with pytest.raises(InsufficientStorage, match=r"2 models are loaded, and no more may be \(repository.models\)"):
+        with pytest.raises(InsufficientStorage, match=r"2 models are loaded, which is the limit \(repository.models\)"):
             await at.load("c")
 
 

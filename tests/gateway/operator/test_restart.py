@@ -250,7 +250,7 @@ async def test_a_model_that_is_unloaded_meanwhile_keeps_nobody_waiting(autojump_
         ("m", 2, 404, "NotFound", "model 'm' has no instance 2: it has 0, 1"),
         ("m", "first", 400, "ValidationError", "the number of an instance must be a whole number from 0, not 'first'"),
         ("m", "-1", 400, "ValidationError", "not '-1'"),
-        ("here", 0, 409, "Conflict", "model 'here' runs in no process of its own (models.NAME.process)"),
+        ("here", 0, 409, "Conflict", "model 'here' does not run in processes (models.NAME.process)"),
     ],
 )
 async def test_what_cannot_be_restarted_is_refused(

@@ -169,7 +169,7 @@ async def test_a_stuck_step_ends_its_session_and_is_replaced_until_it_returns(
         assert len(logged(caplog, "model is stuck")) == 1
         gates.leave.set()
         await returned(worker)
-        (record,) = logged(caplog, "what was stuck has returned")
+        (record,) = logged(caplog, "a stuck step or session has returned")
         assert record.replacement == "taken back"
         assert record.seconds >= 60
         assert (worker.stuck.now, worker.stuck.total, worker.slots.in_use) == (0, 1, 0)
@@ -529,7 +529,7 @@ async def test_a_stuck_round_ends_its_sessions_and_the_model_is_loaded_anew(
         )  # what is stuck is inside: nothing is closed beside it
         gates.leave.set()
         await returned(worker)
-        assert len(logged(caplog, "what was stuck has returned")) == 1
+        assert len(logged(caplog, "a stuck step or session has returned")) == 1
         assert rounds.loaded[0].closed == ["a"]
 
 

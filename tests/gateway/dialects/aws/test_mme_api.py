@@ -148,7 +148,7 @@ ERRORS = [
     ("GET", "/models/none", 404, "ModelNotFoundException", "no model 'none' is loaded"),
     ("POST", "/models/none/invoke", 404, "ModelNotFoundException", "no model 'none'; there are: "),
     ("GET", "/models/probe", 404, "ModelNotFoundException", "no model 'probe' is loaded"),
-    ("DELETE", "/models/probe", 409, "ConflictStatusException", "of the server's configuration"),
+    ("DELETE", "/models/probe", 409, "ConflictStatusException", "in the server's configuration"),
 ]
 
 
@@ -163,7 +163,7 @@ async def test_what_is_asked_of_a_model_that_is_not_loaded(
 
 
 LOAD_ERRORS = [
-    ("probe", "", 409, "of the server's configuration"),
+    ("probe", "", 409, "in the server's configuration"),
     ("x", "none", 404, "there is no such folder"),
     ("x", "/etc", 400, "repository.roots"),
     ("x", "../../etc", 400, "repository.roots"),
