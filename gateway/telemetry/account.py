@@ -1,7 +1,8 @@
-"""Where one exchange's time went, once it is over or so far: each moment is in exactly one part, and they add up."""
+"""Parts of an exchange's time, once it is over or so far: each moment is in exactly one part, and they add up."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -14,18 +15,15 @@ if TYPE_CHECKING:
 
 
 PARTS = ("begin", "slot", "input", "room", "flush", "model")
-"""Of an Account: together they are its wall time."""
-
+"""Parts of an Account: together they are its wall time."""
 
 _NONE = [0.0] * (ROOM + 1)
-
-
 _UNSAID = (Ending.CANCELLED, Ending.LOST)
 
 
 @final
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """What one exchange was, once it is over or so far. Times are seconds; `begin`, `slot`, `input`, `room`, `model` and
+    """An exchange in figures, once it is over or so far. Times are seconds; `begin`, `slot`, `input`, `room`, `model` and
     `flush` are together `wall`."""
 
     wall: float
@@ -63,57 +61,49 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def account_so_far(exchange: Exchange, now: float) -> Account:
-    """The account of one that is live, as it would be if it were over now. Nothing of it changes."""
-    waits, outbound, began = exchange.waits, exchange.outbound, exchange.started_at
+    """The account of a live exchange, as it would be if it were over now. Nothing of the exchange changes."""
+    waits, outbound = exchange.waits, exchange.outbound
     ended = now if waits is None or waits.ended_at is None else waits.ended_at
     left = min(getattr(exchange, "left_at", ended), ended)
-    begin = min(getattr(exchange, "began_at", left), left) - began
     seconds = _NONE if waits is None else waits.so_far(left)
-    slot, input, room = seconds[SLOT], seconds[INPUT], seconds[ROOM]
-    wall, flush, items_out, first_at = ended - began, ended - left, outbound.items_out, outbound.first_at
-    return Account(
-        wall=wall,
-        begin=begin,
-        slot=slot,
-        input=input,
-        room=room,
-        model=max(wall - begin - slot - input - room - flush, 0.0),
-        flush=flush,
-        first=None if first_at is None or not items_out else min(first_at, ended) - began,
-        items_in=_items_in(exchange),
-        items_out=items_out,
-        bytes_in=exchange.bytes_in,
-        bytes_out=outbound.bytes_out,
-    )
-
-
-def _items_in(exchange: Exchange) -> int:
-    if exchange.wire.name == "websocket":
-        return 0 if exchange.inbound is None else exchange.inbound.received
-    return getattr(exchange, "parts_in", 1 if exchange.bytes_in else 0)
+    return _account(exchange, ended, left, seconds, outbound.items_out, outbound.first_at, "")
 
 
 def account_of(exchange: Exchange) -> Account:
     """The account of an exchange that has its ending and whose task is done with it."""
-    ending, waits, began = exchange.ending, exchange.waits, exchange.started_at
-    ended = None if waits is None else waits.ended_at
-    flush = 0.0
-    if ended is None:
-        ended = exchange.owner.clock()
-        flush = ended - exchange.left_at
+    ending, waits, outbound = exchange.ending, exchange.waits, exchange.outbound
+    ended = left = None if waits is None else waits.ended_at
+    if ended is None or left is None:
+        ended, left = exchange.owner.clock(), exchange.left_at
         if waits is not None:
-            waits.stop(exchange.left_at)
-    wall = ended - began
-    # where the server has ended, or the client left, before its turn came, there was no more of it
-    begin = min(getattr(exchange, "began_at", ended), ended) - began
-    seconds = _NONE if waits is None else waits.seconds
-    slot, input, room = seconds[SLOT], seconds[INPUT], seconds[ROOM]
-    outbound = exchange.outbound
+            waits.stop(left)
     items_out, first_at = outbound.items_out, outbound.first_at
     if not items_out and outbound.bytes_out and ending is Ending.COMPLETE and outbound.status < 400:
         items_out = 1
     if first_at is None and outbound.bytes_out and ending not in _UNSAID:
         first_at = ended  # it left whole
+    seconds = _NONE if waits is None else waits.seconds
+    return _account(exchange, ended, left, seconds, items_out, first_at, getattr(exchange, "stopped_by", ""))
+
+
+def _account(
+    exchange: Exchange,
+    ended: float,
+    left: float,
+    seconds: Sequence[float],
+    items_out: int,
+    first_at: float | None,
+    stopped_by: str,
+) -> Account:
+    began, bytes_in = exchange.started_at, exchange.bytes_in
+    # If the server ended the exchange or the client left before its turn came, there was nothing but its begin.
+    begin = min(getattr(exchange, "began_at", left), left) - began
+    slot, input, room = seconds[SLOT], seconds[INPUT], seconds[ROOM]
+    wall, flush = ended - began, ended - left
+    if exchange.wire.name == "websocket":
+        items_in = 0 if exchange.inbound is None else exchange.inbound.received
+    else:
+        items_in = getattr(exchange, "parts_in", 1 if bytes_in else 0)
     return Account(
         wall=wall,
         begin=begin,
@@ -123,9 +113,9 @@ def account_of(exchange: Exchange) -> Account:
         model=max(wall - begin - slot - input - room - flush, 0.0),
         flush=flush,
         first=None if first_at is None or not items_out else min(first_at, ended) - began,
-        items_in=_items_in(exchange),
+        items_in=items_in,
         items_out=items_out,
-        bytes_in=exchange.bytes_in,
-        bytes_out=outbound.bytes_out,
-        stopped_by=getattr(exchange, "stopped_by", ""),
+        bytes_in=bytes_in,
+        bytes_out=exchange.outbound.bytes_out,
+        stopped_by=stopped_by,
     )
