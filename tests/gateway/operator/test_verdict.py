@@ -130,6 +130,12 @@ def test_slow_senders_are_named() -> None:
     assert (said.peer, said.detail.partition(". ")[2]) == ("10.0.0.1", "Most of it for 10.0.0.1 (3 streams).")
 
 
+def test_an_event_loop_that_is_late_within_its_bound_is_not_blamed() -> None:
+    figures = look()
+    late = [590 if bound == 0.05 else 0 for bound in (*figures.bounds.lag, 0.0)]
+    assert judged(msgspec.structs.replace(figures, lag=HistogramView(buckets=late, seconds=0.0)), [CHAT]).kind == "healthy"
+
+
 def test_a_model_that_fails_names_the_incident() -> None:
     flaky = msgspec.structs.replace(CHAT, last_error=ErrorView(error="KeyError: 1", incident="3f2a01b7c9de", ago=1.0))
     said = judged(look(models={"chat": model(complete=1, failed=1)}), [flaky])

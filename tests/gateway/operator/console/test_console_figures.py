@@ -109,7 +109,7 @@ def test_the_verdict_names_the_culprit_of_a_real_load(
     with server.clients() as clients, console(server) as page:
         load(server, clients)
         until(lambda: kind_without_lag(server) == kind, f"the verdict {kind}")
-        # Other programs may delay the event loop of this machine, and the server says so.
+        # Other programs may delay the event loop of this machine, and then the server blames that.
         page.wait_for_selector(f".verdict:is([data-rule={kind}], [data-rule=blocked])")
         shown, told, seen = page.evaluate("""async () => { const {state} = await import("/console/state.mjs");
             const card = document.querySelector("[aria-label=Verdict]"), shown = card.querySelector(".verdict");
