@@ -89,8 +89,8 @@ def reached_at(said: str | Iterable[str], port: int, *, scheme: str = "http") ->
 
 def written(name: object) -> str:
     """The name of a socket, as `getsockname` or `getpeername` gives it, for the log: `127.0.0.1:8080`, `[::1]:8080`,
-    `unix:/path`. An IPv4 client of a socket for both families has its IPv4 address. Whoever binds a Unix socket chooses any
-    bytes for its name: those that cannot be printed are escaped."""
+    `unix:/path`. An IPv4 client of a socket for both families has its IPv4 address. The name of a Unix socket may be any
+    bytes: those that cannot be printed are escaped."""
     if not isinstance(name, tuple):
         path = os.fsdecode(name) if isinstance(name, bytes | str) else ""
         return f"{UNIX}{escape(path.replace(chr(0), '@', 1))}"

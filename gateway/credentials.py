@@ -59,19 +59,19 @@ def _authorized(value: bytes) -> bytes | None:
             try:
                 return base64.b64decode(said.strip(b" \t"), validate=True).partition(b":")[2]
             except binascii.Error:
-                return b""  # which is nobody's
+                return b""  # no key is empty: it is refused
         case _:
             return None
 
 
 def is_signed(authorization: bytes) -> bool:
-    """Whether an Authorization field is a signature of AWS's, right or wrong."""
+    """True if an Authorization field is an AWS signature, valid or not."""
     return authorization.startswith(_SIGNATURE)
 
 
 def real_protocols(headers: Headers) -> tuple[bytes, ...]:
-    """What a WebSocket that offers a key answers: the first other subprotocol that it offers, as browsers fail where none
-    of theirs is chosen. Empty where it offers no key, or nothing else."""
+    """The subprotocol to answer to a WebSocket that offers a key: the first other one that it offers, as browsers fail
+    where none of theirs is chosen. Empty where it offers no key, or nothing else."""
     offers = [offer for name, value in headers if name == _PROTOCOLS for offer in _offers(value)]
     real = [offer for offer in offers if not offer.startswith(_KEY_PROTOCOL)]
     if len(real) == len(offers):
@@ -108,7 +108,7 @@ class Door:
         return shown
 
     def _opens(self, authorization: bytes, headers: Headers) -> bool:
-        """Whether this field is what is verified here. Beside an X-Api-Key it is for the model."""
+        """True if this field is a credential that the gateway verifies. Beside an X-Api-Key it is for the model."""
         if is_signed(authorization):
             return self._signatures
         return self._keys and _authorized(authorization) is not None and all(name != _API_KEY for name, _ in headers)

@@ -1,4 +1,4 @@
-"""What can go wrong in an exchange, with its status and text; `dialects/answers` has a WebSocket's Close code for each."""
+"""The errors of an exchange, with their statuses and texts; `dialects/answers` has a WebSocket's Close code for each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Refusal(enum.Enum):
     QUEUE_TIMEOUT = "queue-timeout"
     """It has waited for a slot as long as one may."""
     PARTY_SHARE = "party-share"
-    """Who asks has its share of its model's slots, and of the places in its queue; or of memory, while that is scarce."""
+    """Its party holds its share of the model's slots and of the places in its queue, or of memory while that is scarce."""
     IDLE_WHEN_WANTED = "idle-when-wanted"
     """It was ended because it was silent while others waited for its slot."""
     RATE = "rate"
@@ -63,7 +63,7 @@ class Closing(enum.Enum):
     FLOOD = "flood"
     """Its peer did too much of what costs it little."""
     HEAD_TIMEOUT = "head-timeout"
-    """What had begun was not whole in time: a head, a frame, or all that a connection begins with."""
+    """A head, a frame, or the bytes that a connection begins with were not complete in time."""
     IDLE = "idle"
     """Nothing was asked for longer than it may be."""
     AGED = "aged"
@@ -372,8 +372,8 @@ class Unauthenticated(GatewayError):
 
 @final
 class NotPermitted(GatewayError):
-    """Who asks may not ask for this: another key may, or nobody from this page. `model` is the name of a model that the
-    key does not reach, whether it is there or not."""
+    """The client may not ask for this: another key may, or no page of this origin may. `model` is the name of a model that
+    the key does not reach, whether or not it exists."""
 
     status = 403
     code = "Forbidden"
@@ -386,7 +386,7 @@ class NotPermitted(GatewayError):
 
     @classmethod
     def of_model(cls, model: str) -> NotPermitted:
-        """What is said of a model that a key does not reach."""
+        """The error for a model that a key does not reach."""
         error = cls(f"this key does not reach model {model[:100]!r}", model=model)
         error.barred = "model"
         return error
@@ -451,7 +451,7 @@ class SlowUpload(GatewayError):
 
 @final
 class ModelGivenUp(Exception):
-    """What `serve` ends with, after its drain, when a model was given up whose policy says `escalate`."""
+    """Raised by `serve`, after its drain, when a model was given up whose policy is `escalate`."""
 
 
 class TransportLost(Exception):

@@ -102,9 +102,9 @@ class Gateway:
         self.observer = Observer(config.log.access)
         server = self.server = Server(config, self.observer.opened, self.observer.closed, chance)
         self.operator_port = 0
-        """Where the operator plane listens; 0 where it does not, also while its port is somebody else's."""
+        """The port of the operator plane; 0 where it does not listen, also while another process has its port."""
         self.metrics_port = 0
-        """The same, of `metrics.port`."""
+        """The port of `metrics.port`; 0 where it does not listen."""
         for problem in (
             *exposed_plane(config),
             *missing_tls(config),
@@ -132,7 +132,7 @@ class Gateway:
         self.access = ClientAccess(config, server, wall_clock)
         server.exchange_closed = self.access.around(server.exchange_closed)
         self.dispatcher = Dispatcher(server, self.router, self.observer, self.access, self.supervisor.explain)
-        # what each exchange goes through is theirs, without a call of ours between
+        # each exchange goes through functions of the parts that own them: a method here would cost each one another call
         work: Handler = self.dispatcher.work
         if spans is not None:
             self.observer.trace_fields = spans.fields
@@ -143,7 +143,7 @@ class Gateway:
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
         self.timer.looked.append(self.access.tick)
         if config.metrics.emf:
-            from gateway.telemetry.embedded_metrics import EmbeddedMetrics  # who does not ask does not load it
+            from gateway.telemetry.embedded_metrics import EmbeddedMetrics  # loaded only where it is used
 
             embedded = EmbeddedMetrics(server, self.supervisor, self.observer, wall_clock)
             self.timer.looked.append(embedded.look)
@@ -210,9 +210,9 @@ class Gateway:
         task_status.started()
 
     def _planes(self) -> Iterator[AbstractAsyncContextManager[None]]:
-        if self.acceptor.handed:  # whoever hands connections over has them
+        if self.acceptor.handed:  # the parent that accepts has the planes
             return
-        # whoever has none of them needs nothing of their modules
+        # a gateway without planes does not load their modules
         if has_plane(self.config.operator):
             from gateway.operator.plane import operating
 
@@ -251,7 +251,7 @@ class Gateway:
 
     @property
     def over(self) -> bool:
-        """Whether `serve` has ended."""
+        """True if `serve` has ended."""
         return self._over.is_set()
 
     async def stopped(self) -> None:
@@ -291,7 +291,7 @@ class Gateway:
 
     @property
     def draining(self) -> bool:
-        """Whether a drain has begun: nothing new is answered."""
+        """True if a drain has begun: new requests are refused."""
         return self.server.draining
 
     @property
@@ -301,10 +301,10 @@ class Gateway:
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """What became of every exchange in the drain, once it is over; None before."""
+        """How each exchange ended in the drain, once it is over; None before."""
         return self.shutdown.report
 
-    # -- where it is ---------------------------------------------------------------------------------------------------
+    # -- addresses -----------------------------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
@@ -313,17 +313,17 @@ class Gateway:
 
     @property
     def tls_port(self) -> int:
-        """The same, of TLS."""
+        """The port of TLS, once `serve` has started; 0: none."""
         return self.acceptor.ports.tls_port
 
     @property
     def bidi_port(self) -> int:
-        """The same, of `listen.bidi_port`."""
+        """The port of `listen.bidi_port`, once `serve` has started; 0: none."""
         return self.acceptor.ports.bidi_port
 
     @property
     def grpc_port(self) -> int:
-        """The same, of `listen.grpc_port`."""
+        """The port of `listen.grpc_port`, once `serve` has started; 0: none."""
         return self.acceptor.ports.grpc_port
 
     @property
@@ -348,7 +348,7 @@ class Gateway:
             raise ConfigError("there is no certificate to reload: TLS is not served")
         return await self.acceptor.certificate.reload()
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- models --------------------------------------------------------------------------------------------------------
 
     @property
     def models(self) -> ModelsSnapshot:
@@ -356,8 +356,8 @@ class Gateway:
         return self.supervisor.models
 
     async def models_after(self, revision: int) -> ModelsSnapshot:
-        """The same, as soon as a model's state has changed, or one has come or gone, after the snapshot of that revision.
-        Changes in quick succession may be seen as one."""
+        """Waits until a model's state has changed, or a model has come or gone, after the snapshot of that revision, and
+        returns a new snapshot. Changes in quick succession may be seen as one."""
         return await self.supervisor.models_after(revision)
 
     async def reload(self, name: str, spec: ModelSpec | None = None, *, patience: float | None = None) -> ModelStatus:
@@ -367,11 +367,11 @@ class Gateway:
         no call is refused for it. Calls that run, and those that wait for a slot, end on the old version, which has
         `patience` seconds for that (`repository.unload_timeout` unless given) before they are lost.
 
-        One of the repository is read from its folder anew. Where the new version cannot be loaded, what it raised comes out
-        and the old one serves on. NotFound where no such model is in service; Conflict for a spec in the place of one of the
-        repository, and while it is being reloaded; InsufficientStorage where
-        both declare more `memory` than there is (`repository.memory`); ValueError for a spec of another name or family.
-        Cancelled before the switch, nothing has changed.
+        A model of the repository is read from its folder anew. If the new version cannot be loaded, its error is raised and
+        the old version serves on. NotFound where no such model is in service; Conflict for a `spec` in the place of a model
+        of the repository, and while the model is being reloaded; InsufficientStorage where both versions declare more
+        `memory` than there is (`repository.memory`); ValueError for a spec of another name or family. Cancelled before the
+        switch, nothing has changed.
         """
         return await self.control.reload(name, spec, patience)
 
@@ -414,16 +414,16 @@ class Gateway:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """What this gateway counts and holds, as metrics of Prometheus, for `gateway.telemetry.metrics.exposition` or any
-        exporter of theirs: a registry of its own. Exchanges are counted from when it is first asked for, so ask before
-        `serve`; to be collected on the event loop."""
+        """The Prometheus registry of this gateway alone, for `gateway.telemetry.metrics.exposition` or any Prometheus
+        exporter. Exchanges are counted from the first use of this attribute, so use it before `serve`. It must be
+        collected on the event loop."""
         return self.metrics.registry
 
     @property
     def metrics(self) -> Metrics:
-        """What `registry` is made of: as for that, exchanges are counted from when it is first asked for."""
+        """The source of `registry`: exchanges are counted from the first use of either."""
         if self._metrics is None:
-            from gateway.telemetry.metrics import Metrics  # who does not ask does not load it
+            from gateway.telemetry.metrics import Metrics  # loaded only where it is used
 
             self._metrics = Metrics(
                 self.server,
@@ -438,7 +438,7 @@ class Gateway:
         return self._metrics
 
     def counts(self) -> Counts:
-        """What is live now, and how exchanges have ended so far."""
+        """Counts the live connections and exchanges, the slots and bytes in use, and the endings so far."""
         return Counts(
             connections=len(self.server.connections),
             exchanges=len(self.observer.live),

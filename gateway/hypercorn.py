@@ -39,7 +39,7 @@ async def serve(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves an ASGI application of any kind as `hypercorn.trio.serve` (0.18) does; started with the addresses it serves at.
-    What differs, all of it where clients could otherwise end the server, fill its memory, or wait for ever:
+    It differs where clients could otherwise end the server, fill its memory, or wait for ever:
 
     - An exception in a connection is logged by `gateway.connection`, and ends that connection alone.
     - Over HTTP/2 DATA after the end of an answer is taken and dropped; PRIORITY is ignored (RFC 9113 section 5.3.2); `send`
@@ -84,7 +84,7 @@ class _Streams(dict[int, Any]):
 
 
 class _Buffer(StreamBuffer):
-    """What waits for a stream's window; who adds to it waits while it is full."""
+    """The bytes that wait for a stream's window. `push` waits while they are as many as the buffer takes."""
 
     async def push(self, data: bytes) -> None:
         if self._complete:
@@ -206,7 +206,7 @@ class _Protocol(ProtocolWrapper):
 
 @final
 class Connection(TCPServer):
-    """One connection as `serve` has it, for who accepts himself."""
+    """One connection as `serve` has it, for a caller that accepts connections itself."""
 
     _run = _with(TCPServer.run, ProtocolWrapper=_Protocol)
 

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 LARGEST: Final = 1024 * 1024
 """Bytes of a file of keys."""
 PREFIX: Final = "ew_"
-"""What a key that was made here begins with."""
+"""The first characters of a key that everywire made."""
 
 _WANTED = "ew_ and 43 characters of base64url, or 32 or more visible ASCII characters"
 _MADE, _OTHER = re.compile(r"ew_[A-Za-z0-9_-]{43}"), re.compile(r"[!-~]{32,4096}")
@@ -31,7 +31,7 @@ _TOLD = 3  # problems in one line
 
 
 class Scope(enum.Enum):
-    """What a key may do with the models that it reaches."""
+    """The calls that a key may make of the models that it reaches."""
 
     INFER = "infer"
     """Call them."""
@@ -45,7 +45,7 @@ class Key:
     """One key, as its line in the file has it. It knows the digest alone."""
 
     name: str
-    """Whose it is: several keys of one name are one party."""
+    """The name of the key's owner: keys of one name are one party."""
     digest: bytes = field(repr=False)
     models: tuple[str, ...] = ("*",)
     """Names of models that it reaches, each with `*` for anything."""
@@ -63,11 +63,11 @@ class Key:
 
     @property
     def quota(self) -> tuple[object, ...]:
-        """What all keys of a name have together."""
+        """The limits that all keys of a name share."""
         return self.share, self.in_flight, self.rate
 
     def reaches(self, model: str) -> bool:
-        """Whether it may ask for a model of this name."""
+        """True if the key may ask for a model of this name."""
         models = self.models
         if models == ("*",):
             return True
@@ -75,7 +75,7 @@ class Key:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether a pattern, with `*` for anything, is this name. Each part between stars is taken as early as it comes."""
+    """True if a pattern, with `*` for anything, matches this name. Each part between stars matches at its first place."""
     first, *parts = pattern.split("*")
     if not parts:
         return name == first
@@ -122,10 +122,10 @@ class KeySet:
         return isinstance(key, Key) and key.digest in self._by_digest
 
     def find(self, shown: bytes, now: float) -> Key | None:
-        """The key that these bytes are, at this time in seconds since 1970; None for what is none, and one that is over."""
+        """The key that these bytes are, at this time in seconds since 1970; None if no key is, or if it has expired."""
         digest = sha256(shown).digest()
         key = self._by_digest.get(digest)
-        # where it is found by its digest, that is equal: this line says so in a time that tells nothing
+        # the dictionary has compared the digests already; this comparison takes the same time for any digest
         if key is None or not compare_digest(key.digest, digest) or key.expires <= now:
             return None
         return key
@@ -181,7 +181,7 @@ def _key_of(words: list[str]) -> Key:
 
 
 def attributes_of(words: Iterable[str]) -> dict[str, Any]:
-    """What attributes such as `rate=20` say of a key, by the names that Key has for them. ValueError, which names the
+    """Reads attributes such as `rate=20` of a key, by the names of Key's fields. ValueError, which names the invalid
     attribute."""
     said: dict[str, Any] = {}
     for word in words:

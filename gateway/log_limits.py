@@ -20,7 +20,7 @@ EVERY = 10.0
 
 @final
 class _Bucket:
-    """What may be written of one event now, and what was not."""
+    """The records of one event that may be written now, and a count of those that were not."""
 
     __slots__ = ("at", "level", "records", "since", "suppressed")
 
@@ -34,8 +34,8 @@ class _Bucket:
 class LogLimits:
     """Asked before a record is made. An event is known by its name, and has a burst of BURST records, and RATE a second.
 
-    What is not written is counted, and summed up by `tick`: event `suppressed`, with the event's name as `of`, a `count`,
-    and in how many `seconds`. Metrics count all of it all the same.
+    Records that are not written are counted, and summed up by `tick`: event `suppressed`, with the event's name as `of`, a
+    `count`, and the `seconds` that they came in. Metrics count these events too.
     """
 
     __slots__ = ("_buckets", "_clock", "_fields")
@@ -51,8 +51,8 @@ class LogLimits:
             log.log(level, event, extra=fields)
 
     def allows(self, event: str, *, level: int = logging.INFO, **by: str) -> bool:
-        """Whether a record of this event may be written; otherwise it is counted `by` these fields, of few values each, and
-        its sum has the highest `level` of those that were not written."""
+        """True if a record of this event may be written. Otherwise the record is counted `by` these fields, which must have
+        few values each; the sum has the highest `level` of the records that it counts."""
         now = self._clock()
         bucket = self._buckets.get(event)
         if bucket is None:
@@ -72,7 +72,7 @@ class LogLimits:
         return False
 
     def tick(self, now: float) -> None:
-        """What the coarse timer asks: sums up what was not written, 10 seconds after the first of it."""
+        """Sums up the records that were not written, 10 seconds after the first of them. The coarse timer calls it."""
         for event, bucket in self._buckets.items():
             if bucket.suppressed and now - bucket.since >= EVERY:
                 self._sum_up(event, bucket, now)

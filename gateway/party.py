@@ -11,10 +11,10 @@ from protocols.buffers import ByteBudget
 
 @final
 class MemoryAccount:
-    """What one party holds of the byte budget, which it asks for through this.
+    """The bytes that one party holds of the byte budget. The party reserves and releases through it.
 
-    While less than half of the budget is in use, anybody may take anything. Above, who holds its share or more gets no
-    more, and all others do, as far as there is any.
+    While less than half of the budget is in use, any party may take any number. Above that, a party that holds its share
+    or more gets no more, and the others do as long as the budget has room.
     """
 
     __slots__ = ("_budget", "_plenty", "held", "share")
@@ -29,12 +29,12 @@ class MemoryAccount:
 
     @property
     def limit(self) -> int:
-        """What all parties together may hold."""
+        """The bytes that all parties together may hold."""
         return self._budget.limit
 
     @property
     def used(self) -> int:
-        """What all parties together hold."""
+        """The bytes that all parties together hold."""
         return self._budget.used
 
     def try_reserve(self, n: int) -> bool:
@@ -59,18 +59,18 @@ class MemoryAccount:
         budget.used -= n
 
     def has_its_share(self, n: int = 0) -> bool:
-        """Whether the party gets no n bytes more because others need them, whatever there is."""
+        """True if the party is refused n bytes more because others need them, even where the budget has room."""
         return self.held >= self.share and self._budget.used + n > self._plenty
 
     def of(self, party: Party) -> MemoryAccount:
-        """What that party holds of the same budget, and asks for it by."""
+        """The account of that party in the same budget."""
         account = party.account
         if account is None:
             account = party.account = MemoryAccount(self._budget, plenty=self._plenty, share=self.share)
         return account
 
     def hand_over(self, n: int, other: MemoryAccount) -> None:
-        """Of what is held, n bytes are the other's from now on, whatever its share."""
+        """Moves n of the bytes that this account holds to `other`, whatever its share."""
         self.held -= n
         other.held += n
 
@@ -89,7 +89,7 @@ class Quota:
         self._left = self._at = 0.0
 
     def set(self, at_once: int, rate: float) -> None:
-        """What holds from now on, for what runs already too."""
+        """Sets both limits from now on, also for exchanges that run already."""
         if rate != self.rate:
             self._left, self._at = max(2 * rate, 1.0), -math.inf
         self.at_once, self.rate = at_once, rate
@@ -121,9 +121,9 @@ class Party:
         self.share = share
         """Percent of the slots and of the queue of each model that it may hold; None: as the model's settings say."""
         self.quota: Quota | None = None
-        """What a key may have at once and in a second; None where it is no key's."""
+        """The limits of a key at once and per second; None for a party without a key."""
         self.account: MemoryAccount | None = None
-        """What it holds of the byte budget, once it has asked for any: `Server.account_of`."""
+        """Its bytes of the byte budget, once it has asked for any: `Server.account_of`."""
 
 
 @final
