@@ -1,4 +1,4 @@
-"""The commands `everywire config`: what is in force, what is wrong with it, and its schema."""
+"""The commands `everywire config`: print the settings in force, check them, and print their schema."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from gateway.config.text import Key
 \b
 Examples:
   everywire config                            every setting, and where it was set
-  everywire config show --changed             those alone that somebody has set
+  everywire config show --changed             only those that are set
   everywire config check --config everywire.toml
-                                              all that is wrong with it, before anything is served
+                                              all problems, before anything is served
   everywire config schema > everywire.schema.json
                                               for editors
 """,
@@ -38,9 +38,9 @@ Examples:
 @options
 @click.pass_context
 def config(context: click.Context, /, file: Any, models: Any, settings: Any, **flags: Any) -> None:
-    """What a server would run with: the file, the environment and the flags together.
+    """Print or check the configuration that a server would run with: the file, the environment and the flags together.
 
-    Without a command of its own it is `config show`.
+    Without a command, this is `config show`.
     """
     context.obj = context.obj.joined(CommandLine.of(file, models, settings, flags))
     if context.invoked_subcommand is None:
@@ -58,12 +58,12 @@ Examples:
 """,
 )
 @configured
-@click.option("--changed", is_flag=True, help="Only what somebody has set.")
-@click.option("--show-secrets", is_flag=True, help="On a terminal: show api_key, passwords in URLs and such, too.")
+@click.option("--changed", is_flag=True, help="Only settings that are set.")
+@click.option("--show-secrets", is_flag=True, help="On a terminal: show secrets too, such as api_key and passwords in URLs.")
 @click.option("--json", "as_json", is_flag=True, help="One object: each setting with its value and its source.")
 def show(given: CommandLine, changed: bool = False, show_secrets: bool = False, as_json: bool = False) -> None:
-    """Print every setting as TOML, and behind each that is not a default where it was set: a file and its line, a variable
-    of the environment, or a flag. What is printed is a configuration file again."""
+    """Print every setting as TOML. Each one that is set has its source behind it: a file and its line, an environment
+    variable, or a flag. The output is a valid configuration file."""
     if show_secrets and not sys.stdout.isatty():
         raise click.UsageError("--show-secrets is for a terminal alone: secrets in a file or a pipe would stay there")
     resolved = given.resolve()
@@ -79,8 +79,8 @@ def show(given: CommandLine, changed: bool = False, show_secrets: bool = False, 
 
 
 def _said_by_the_model(config: Config) -> list[tuple[Key, Any, str]]:
-    """Of a model in a folder, what its model.toml and serving.properties say. Where there is no such folder that is told,
-    and the rest is shown all the same: it may be there where this is to be served."""
+    """The settings in the model.toml and serving.properties of a model in a folder. If the folder is missing, says that on
+    stderr and returns none: it may exist where this configuration will be served."""
     if not config.repository.model and not MODEL_FOLDER.is_dir():
         return []
     check_directory()
@@ -110,8 +110,8 @@ Exit status: 0 it can be served; 2 something is wrong.
 @click.option("--import", "imports", is_flag=True, help="Import the models' code too, and see whether it can be served.")
 @click.option("--json", "as_json", is_flag=True, help="One object: ok, and problems.")
 def check(given: CommandLine, imports: bool, as_json: bool) -> None:
-    """Look at the whole configuration, and at the certificates and keys that it names, without serving. Each thing that is
-    wrong has a line: where it is, what is expected, what came, and what was probably meant."""
+    """Check the whole configuration, and the certificates and keys that it names, without serving. Each problem has one
+    line: its place, the expected and the actual value, and the value that was probably meant."""
     check_directory()
     problems = problems_of(given.resolve, models=imports)
     if as_json:
@@ -139,6 +139,6 @@ Taplo and Even Better TOML then want this first line in everywire.toml:
 """,
 )
 def schema() -> None:
-    """Print the JSON schema (draft 7) of the configuration file: every setting with its type, its default, its range and
-    what it means. Editors complete and check by it."""
+    """Print the JSON schema (draft 7) of the configuration file: every setting with its type, default, range and meaning.
+    Editors use it to complete and check the file."""
     click.echo(json.dumps(json_schema(), indent=2))

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration before it is served: its values, the files that they name, and the models."""
+"""Checks a configuration without serving it: its values, the files that they name, and the models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gateway.config.text import dotted
 
 
 def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Problem, ...]:
-    """All that is wrong with what `resolve` gives, as far as it can be told without serving: of values alone while one of
-    them is wrong; then the files that are named, and where `models` is true whether each model's factory can be imported
-    and what it gives be served. That runs the code of those modules."""
+    """The problems of the configuration that `resolve` returns, as far as they show without serving. If a value is invalid,
+    only values are checked. Otherwise the files that they name are checked too and, with `models`, that each model's factory
+    can be imported and its model served: that runs the code of those modules."""
     try:
         resolved = resolve()
     except ConfigError as error:
@@ -36,7 +36,7 @@ def problems_of(resolve: Callable[[], Resolved], *, models: bool) -> tuple[Probl
 
 
 def _placed(problem: Problem, resolved: Resolved) -> Problem:
-    """With its key, which a text begins with where it is of a setting, and the place that set it."""
+    """The problem with its key, which a text about a setting begins with, and the place that set it."""
     said = problem.text.partition(":")[0]
     key = problem.key or (said if tuple(said.split(".")) in SETTINGS else "")
     return dataclasses.replace(problem, key=key, where=problem.where or resolved.sources.get(key, ""))
@@ -109,7 +109,7 @@ def _models(config: Config) -> Iterator[Problem]:
             key = dotted(("models", name, "factory"))
             yield dataclasses.replace(_told(name, error), key=key, got=model.factory)
     if not broken:
-        # what several processes may not have was looked for before
+        # With one process: the values were checked for several processes before.
         yield from _raised(make_gateway, dataclasses.replace(config, listen=dataclasses.replace(config.listen, processes=1)))
 
 
@@ -120,7 +120,7 @@ def _told(name: str, error: Exception) -> Problem:
 
 
 def reason_of(name: str, error: Exception) -> str:
-    """Why a model cannot be loaded, in one line."""
+    """The reason why a model cannot be loaded, in one line."""
     text = (str(error).splitlines() or ["no reason given"])[0][:200]
     if isinstance(error, ConfigError):
         return text
@@ -128,5 +128,5 @@ def reason_of(name: str, error: Exception) -> str:
 
 
 def as_json(problems: tuple[Problem, ...]) -> dict[str, Any]:
-    """For a program: whether all is well, and each problem with what is known of it."""
+    """The result for a program: `ok`, and all fields of each problem."""
     return {"ok": not problems, "problems": [dataclasses.asdict(problem) for problem in problems]}

@@ -1,4 +1,4 @@
-"""The demo: the library models on loopback, driven by real clients over real sockets, with what came back and when."""
+"""The demo: serves the library models on loopback, calls them over real sockets, and prints the answers with their times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RATE = 16000
 
 @final
 class Counter:
-    """A text model that never ends by itself, and tells how far it has come."""
+    """A text model that never ends by itself, and counts the tokens that it has sent."""
 
     def __init__(self) -> None:
         self.produced = 0
@@ -55,7 +55,8 @@ class Counter:
 
 
 def run(*, once: bool, port: int, echo: Echo) -> int:
-    """Runs the tour; 0 when every step worked, 1 with the reason otherwise. Without `once` the server then stays up."""
+    """Runs the tour. Returns 0 if every step worked; otherwise prints the reason and returns 1. Without `once`, the server
+    then stays up until Ctrl-C."""
     logging.getLogger("gateway").setLevel(logging.WARNING)
     code = 1
     try:
@@ -71,7 +72,7 @@ def run(*, once: bool, port: int, echo: Echo) -> int:
 
 
 class DemoFailed(Exception):
-    """A step came back with something else than it should."""
+    """Raised if a step got another result than expected."""
 
 
 def _check(holds: bool, what: str) -> None:
@@ -106,7 +107,7 @@ async def _main(once: bool, port: int, echo: Echo) -> None:
 
 @final
 class Tour:
-    """The steps, each a client of its own."""
+    """The steps of the tour; each has its own client."""
 
     def __init__(self, port: int, counter: Counter, echo: Echo) -> None:
         self._port, self._counter, self._echo = port, counter, echo
@@ -202,7 +203,7 @@ class Tour:
         _check(seen > 2, "no speech was found")
 
     async def _speech_websocket(self) -> None:
-        # trio-websocket, somebody else's client: the container's path speaks to what is out there
+        # trio-websocket, a client of another project: the container's path works with existing clients.
         url = f"ws://{_HOST}:{self._port}/models/speech/invocations-bidirectional-stream"
         sent = seen = 0
         async with trio_websocket.open_websocket_url(url) as socket:
@@ -257,7 +258,7 @@ class Tour:
         _check(isinstance(event, Response) and event.status == 200, f"unexpected answer {event}")
 
     async def _settled(self) -> int:
-        """How many tokens the model had produced when it stood still."""
+        """Waits until the model stands still; returns the number of tokens that it has produced."""
         while True:
             before = self._counter.produced
             await trio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""`python -m gateway.cli.front SOCKET PARENT`: the program of one of several processes that serve the same ports."""
+"""The program `python -m gateway.cli.front SOCKET PARENT`: one of several processes that serve the same ports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from gateway.instances.spawn import OURS, bind_to_parent
 
 
 def main() -> int:
-    """Serves until the parent has drained it; the exit status is 0 then, and 1 where it could not serve."""
+    """Serves until the parent has drained this front. Exit status: 0 then, 1 if it cannot serve, 2 if its configuration is
+    invalid."""
     descriptor, parent = map(int, sys.argv[1:3])
     bind_to_parent(parent)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    os.environ.pop(f"{OURS}INSTANCE", None)  # which is no setting
+    os.environ.pop(f"{OURS}INSTANCE", None)  # it is not a setting
     control = socket.socket(fileno=descriptor)
 
     from gateway.cli.fronts import serve_as_front

@@ -1,4 +1,4 @@
-"""The standalone server in several processes: the parent's program, and what each front does."""
+"""The standalone server in several processes: the program of the parent, and that of each front."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ log = logging.getLogger("gateway")
 
 
 Beside: TypeAlias = Callable[[Parent], Coroutine[Any, Any, None]]
-"""A task that runs beside a parent as long as that serves."""
+"""A task that runs beside a parent as long as the parent serves."""
 
 
 def run_fronts(
     config: Config, given: CommandLine, processes: int, *, sources: tuple[str, ...] = (), beside: Beside | None = None
 ) -> int:
-    """Serves with so many fronts until SIGTERM or SIGINT has drained all; the exit codes are those of `cli.serve.run`.
-    SIGHUP replaces the fronts, each by one that reads code and configuration anew. The models of the files `sources` are
-    served too, as each front finds them there."""
+    """Serves with `processes` fronts until SIGTERM or SIGINT has drained all; returns the exit codes of `cli.serve.run`.
+    SIGHUP replaces each front by a new one, which reads code and configuration again. Each front also serves the models that
+    it finds in the files `sources`."""
     configure(config.log)
     with speaking_for_python():
         if config.tls.dev:
-            development_certificate(config.tls)  # or each front would make one
+            development_certificate(config.tls)  # here, as otherwise each front would make one
         tell(config, sources)
         file = None if given.file is None else str(given.file)
         command_line = (file, dict(given.overrides), dict(given.flags), sources)
@@ -99,13 +99,13 @@ async def _serve(
 
 @asynccontextmanager
 async def _operated(parent: Parent, nursery: trio.Nursery) -> AsyncIterator[None]:
-    """The parent's operator plane and its port for metrics, where there are to be any: they are there before the first front
-    is, and go last."""
+    """Runs the parent's operator plane and its port for metrics, if they are configured, around the block: they open before
+    the first front starts, and close last."""
     config = parent.config
     if not has_plane(config.operator) and config.metrics.port < 0:
         yield
         return
-    from gateway.fronts.answers import ParentAnswers  # whoever has none needs nothing of it
+    from gateway.fronts.answers import ParentAnswers  # imported late: most servers have no plane
     from gateway.operator.plane import operating_by, telling_metrics_by
 
     answers = ParentAnswers(parent)
@@ -119,7 +119,7 @@ async def _operated(parent: Parent, nursery: trio.Nursery) -> AsyncIterator[None
 
 
 async def _replace(hangups: object, parent: Parent, tied: bool) -> None:
-    """SIGHUP asks for new fronts; from a terminal that has closed it means the end."""
+    """Replaces the fronts on SIGHUP; drains instead if the signal came because the terminal has closed."""
     async for _ in hangups:  # type: ignore[attr-defined]
         if tied and not has_terminal():
             log.info("the terminal is gone")
@@ -130,12 +130,13 @@ async def _replace(hangups: object, parent: Parent, tied: bool) -> None:
 
 
 def serve_as_front(control: socket.socket) -> int:
-    """Serves what the parent at the other end hands over, until that has drained it: 0 then, 1 where it could not."""
+    """Serves the connections that the parent at the other end hands over, until the parent has drained this front. Returns
+    the exit status: 0 then, 1 if it cannot serve, 2 if its configuration is invalid."""
     begin, handed = begin_with(control)
     file = None if begin.file is None else Path(begin.file)
     try:
         if begin.sources:
-            sys.dont_write_bytecode = True  # or a file that changes twice in a second would be what it was
+            sys.dont_write_bytecode = True  # stale bytecode would hide a file's second change within a second
         overrides = {**begin.overrides, **_factories(begin.sources)}
         resolved = resolve(file=file, environ=os.environ, overrides=overrides, flags=begin.flags)
         config = configuration_of_each(resolved.config, begin.processes)
@@ -159,7 +160,7 @@ def serve_as_front(control: socket.socket) -> int:
 
 
 def _factories(sources: Sequence[str]) -> dict[str, str]:
-    """The settings that the models of these files are. ConfigError for a file that has none."""
+    """The settings for the models in these files, by key. ConfigError for a file without a model."""
     if not sources:
         return {}
     from gateway.cli.start.found import models_of
@@ -169,7 +170,7 @@ def _factories(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _greet(gateway: Gateway, begin: Begin) -> None:
-    """Prints the start block, or logs the reminder about signatures: once for all fronts."""
+    """Prints the start block or, without a terminal, logs the reminder about signatures. Only the first front does."""
     if not begin.first:
         return
     if not has_terminal_log():

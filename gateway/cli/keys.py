@@ -1,4 +1,4 @@
-"""The commands `everywire keys`: a new key of a client, the line of one that there is, and what is wrong with a file."""
+"""The commands `everywire keys`: make a client's key, print the line of an existing one, and check a file of keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.config.watched_file import WatchedFile
 from gateway.keys import LARGEST, KeyFileError, line_of, new_key, read_keys
 from gateway.untrusted_text import escape
 
-_LONGEST = 8192  # characters of a key on standard input
+_LONGEST = 8192  # characters that are read as a key from standard input, at most
 
 
 @click.group(
@@ -21,12 +21,12 @@ Examples:
   everywire keys new alice models=chat,embed-* rate=20 2>> keys
                                               prints a key, and adds its line to the file
   everywire keys digest ops scope=control < key >> keys
-                                              the line of a key that somebody has
-  everywire keys check keys                   all that is wrong with a file
+                                              the line of an existing key
+  everywire keys check keys                   all problems of a file
 """,
 )
 def keys() -> None:
-    """Keys of clients: `access.keys_file` names the file that has their digests, one a line."""
+    """Make and check keys of clients. `access.keys_file` names the file that has their digests, one a line."""
 
 
 @keys.command(
@@ -77,7 +77,7 @@ Examples:
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 def check(file: str) -> None:
-    """Print what is wrong with a file of keys, each problem on a line of its own; the exit status is then 1."""
+    """Print the problems of a file of keys, one a line. Exit status 1 if there are any."""
     watched = WatchedFile(file, LARGEST)
     try:
         found = read_keys(watched.read())

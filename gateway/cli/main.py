@@ -38,9 +38,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("gateway.cli")
 
 _WIRES = ("lmi", "openai", "v2", "generate", "grpc", "invoke", "stream", "bidi", "websocket", "container")
-"""As `gateway.cli.call.plan.CallWire` has them, which is imported too late for a choice."""
+"""The values of `gateway.cli.call.plan.CallWire`, which is imported too late for a choice."""
 _FLEETS = ("zone", "cell", "rollout", "storm", "age", "all")
-"""As `gateway.testing.fleet.scenarios.SCENARIOS` has them, and all of them."""
+"""The names in `gateway.testing.fleet.scenarios.SCENARIOS`, and `all`."""
 
 
 _EPILOG = f"""
@@ -81,7 +81,7 @@ class _Failure(click.ClickException):
 
 @final
 class _Program(click.Group):
-    """A group whose errors are one line and the exit status 2."""
+    """A group whose errors are one line, with exit status 2."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         return _in_one_line(lambda: super(_Program, self).make_context(*args, **kwargs))
@@ -101,12 +101,12 @@ def _in_one_line(call: Callable[[], T]) -> T:
     except BaseExceptionGroup as group:
         raise _only_configuration(group) from None
     except click.UsageError as error:
-        # with its context it would be preceded by the usage
+        # Without its context: click would print the usage before it.
         raise click.UsageError(_misplaced(error) or error.format_message()) from None
 
 
 def _misplaced(error: click.UsageError) -> str:
-    """What to do about an option that is right, in another place; empty for any other error."""
+    """The advice for an option that is valid, but not in this place; empty for any other error."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in NAMES or error.ctx is None:
         return ""
     name, command = error.option_name, error.ctx.command_path.removeprefix(error.ctx.find_root().command_path).strip()
@@ -114,7 +114,7 @@ def _misplaced(error: click.UsageError) -> str:
 
 
 def _only_configuration(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """A server's nurseries wrap what it finds wrong with its configuration; anything else in there stays as it is."""
+    """The failure for a group that has only ConfigErrors, which a server's nurseries wrap; any other group as it is."""
     first: BaseException = group
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
@@ -165,7 +165,7 @@ without a model; 2 wrong command line or configuration; 3 a stream was cut at th
 )
 @configured
 def serve(given: CommandLine) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. The same as no command."""
+    """Serve until SIGTERM or SIGINT, then drain. `everywire` without a command does this too."""
     _serve(click.get_current_context(), given)
 
 
@@ -186,9 +186,10 @@ Exit status: 0 stopped; 1 it could not start; 2 wrong command line, configuratio
 @configured
 def dev(given: CommandLine, source: str) -> None:
     """Serve all models that FILE defines, each by its name, with a console on a free port of this machine, and start
-    anew when the file, or code that it imports from this folder, changes. Not for production: what runs is cut then.
+    anew when the file, or code that it imports from this folder, changes. Not for production: a change cuts running
+    calls.
 
-    If a change cannot be served, because of a syntax error, say, the log shows why, and what was served goes on."""
+    If a change cannot be served, for example because of a syntax error, the log shows why, and the old code serves on."""
     check_directory()
     from gateway.cli.start.dev import run_dev
 
@@ -266,11 +267,11 @@ Examples:
 )
 @click.pass_obj
 def simulate(given: CommandLine, seeds: str, trace: Path | None, as_json: bool, twice: bool, fleet: str | None) -> None:
-    """Play whole gateways in memory: clients on every wire, models and a network, all with faults, which a seed decides.
+    """Play whole gateways in memory: clients on every wire, models and a network, all with faults that a seed decides.
 
     At every step the promises are checked: messages in order and none lost, one ending for each exchange, nothing held
-    for ever, no neighbour harmed, drains that end. A failure prints the command that shows it again; the exit status is
-    then 1.
+    for ever, no neighbour harmed, drains that end. For each failure the command that repeats it is printed. Exit status 1
+    if there is any.
 
     With --fleet it plays 1,000 gateways as counters and 170,000 clients, which lose their gateways and connect to others.
     The size is that of `everywire plan --streams 170000 --rate 50`.
@@ -384,7 +385,7 @@ def call(
     out: Path | None,
     **options: Any,
 ) -> NoReturn:
-    """Call MODEL of a running server over any of its wires, and print what comes as it comes.
+    """Call MODEL of a running server over any of its wires, and print the answer as it arrives.
 
     Several texts are several messages of one session, over bidi and websocket.
     """
@@ -409,7 +410,7 @@ def call(
 
 
 def _own_url(given: CommandLine) -> str:
-    """Where a server with this configuration listens."""
+    """The URL at which a server with this configuration listens."""
     listen = given.resolve().config.listen
     if url := reached_at(listen.host, listen.port):
         return url
@@ -428,7 +429,7 @@ Examples:
   everywire models reload chat                new weights, while it answers
   everywire models restart chat --instance 1  a new process in the place of one
   everywire models live --follow              streams as they open and close
-  everywire models drain --timeout 5          end the server with honesty
+  everywire models drain --timeout 5          drain the server, and report
 {EXIT_STATUS}""",
 )
 @click.pass_context
@@ -488,7 +489,7 @@ def _row(name: str, source: str, spec: ModelSpec) -> tuple[str, str, str, str, s
 
 
 def _tensors(spec: ModelSpec) -> str:
-    """What a model of tensors declares, in one line; empty for another."""
+    """The tensors that a tensor model declares, in one line; empty for any other model."""
     if spec.family.value != "tensor":
         return ""
     batching = f"max_batch_size {spec.max_batch_size}{', batched' if spec.batching else ''}" if spec.max_batch_size else ""
@@ -498,7 +499,7 @@ def _tensors(spec: ModelSpec) -> str:
 
 
 def _listed(tensors: tuple[TensorSpec, ...] | None, batch: int) -> str:
-    """Each as `name datatype [shape]`, with `?` behind the name of one that may be missing."""
+    """The tensors, each as `name datatype [shape]`, with `?` behind the name of an optional one."""
     if tensors is None:
         return "any"
     said = []
@@ -645,7 +646,7 @@ def _serve(context: click.Context, given: CommandLine) -> NoReturn:
 
 
 def _announce_certificate(tls: TLSConfig) -> None:
-    """Says where the CA of a development certificate is."""
+    """Logs the place of the development certificate's CA."""
     from gateway.net.tls_context import development_certificate
 
     made = development_certificate(tls)
@@ -654,5 +655,5 @@ def _announce_certificate(tls: TLSConfig) -> None:
 
 
 def main() -> None:
-    """The program: it ends the process."""
+    """Runs the command line and ends the process."""
     program()

@@ -1,4 +1,4 @@
-"""The commands `everywire models`, by which the operator plane of a running server is asked."""
+"""The commands `everywire models`, which call the operator plane of a running server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DONE, FAILED, CUT, UNREACHABLE, INTERRUPTED = 0, 1, 3, 4, 130
-"""Exit statuses; 2 is a command line or a configuration that cannot be."""
+"""Exit statuses; 2 is an invalid command line or configuration."""
 
 EXIT_STATUS = """
 \b
@@ -34,7 +34,7 @@ Exit status: 0 done; 1 refused, or it failed; 2 wrong command line; 3 a drain cu
 
 
 def _asking(function: F) -> F:
-    """The options of every command that asks the plane."""
+    """Adds the options of every command that calls the plane."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON object a line."),
         click.option(
@@ -99,8 +99,8 @@ _NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @_asking
 @click.pass_obj
 def load(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
-    """Load models of the configuration, or folders of the repository, one after the other. Returns when they answer calls;
-    one that does already is left as it is."""
+    """Load models of the configuration, or folders of the repository, one after the other. Returns when they take calls. A
+    model that does already is left as it is."""
     _change(given, where, "load", names, as_json, {})
 
 
@@ -114,8 +114,8 @@ def load(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where: 
 @_asking
 @click.pass_obj
 def unload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where: Any) -> NoReturn:
-    """Take models out of service, one after the other. Returns when nothing of them is left: calls that run have
-    `repository.unload_timeout` for that."""
+    """Take models out of service, one after the other. Returns when nothing of them is left. Running calls have
+    `repository.unload_timeout` to end."""
     _change(given, where, "unload", names, as_json, {})
 
 
@@ -135,8 +135,8 @@ def unload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where
 @_asking
 @click.pass_obj
 def reload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, patience: float | None, **where: Any) -> NoReturn:
-    """Load models anew, one after the other: each answers all the while, and where the new version cannot be loaded the old
-    one serves on. Code is read again where the model is a folder of the repository; other code when a server starts."""
+    """Load models anew, one after the other. Each answers meanwhile; if the new version cannot be loaded, the old one serves
+    on. Code is read again if the model is a folder of the repository; other code is read when a server starts."""
     _change(given, where, "reload", names, as_json, {"patience": patience})
 
 
@@ -205,7 +205,7 @@ def live(given: CommandLine, /, follow: bool, interval: float, as_json: bool, **
 
 @_command(
     "drain",
-    "End the server with honesty, and report.",
+    "Drain the server, and report.",
     "everywire models drain",
     "everywire models drain --timeout 5 --json",
 )
@@ -219,8 +219,8 @@ def live(given: CommandLine, /, follow: bool, interval: float, as_json: bool, **
 @_asking
 @click.pass_obj
 def drain(given: CommandLine, /, timeout: float | None, no_wait: bool, as_json: bool, **where: Any) -> NoReturn:
-    """Drain a running server as SIGTERM does, and say what became of what was live. The process ends then. While it drains a
-    second call can shorten the time that is left."""
+    """Drain a running server as SIGTERM does, and print how each live stream ended. The process then ends. While it drains,
+    a second call can shorten the time that is left."""
 
     def asked(plane: PlaneClient) -> int:
         report = plane.ask("POST", "/drain", {"timeout": timeout, "wait": not no_wait})["report"]
@@ -279,7 +279,7 @@ def top(given: CommandLine, /, once: bool, interval: float, as_json: bool, **whe
 
 
 def _ask(given: CommandLine, where: Mapping[str, Any], asked: Callable[[PlaneClient], int]) -> NoReturn:
-    """Asks the plane, and ends the program with the status that comes of it."""
+    """Calls `asked` with the plane, and ends the program with its exit status."""
     from gateway.operator.client import PlaneClient, PlaneRefused, Unreachable
 
     chosen = given.resolve().config.operator
@@ -304,7 +304,7 @@ def _ask(given: CommandLine, where: Mapping[str, Any], asked: Callable[[PlaneCli
 def _change(
     given: CommandLine, where: Mapping[str, Any], what: str, names: Iterable[str], as_json: bool, body: Mapping[str, Any]
 ) -> NoReturn:
-    """Does it to each model, one after the other, and goes on where one cannot be."""
+    """Asks for the change for each model, one after the other; goes on if one is refused."""
 
     def asked(plane: PlaneClient) -> int:
         from gateway.operator.client import PlaneRefused
@@ -324,7 +324,7 @@ def _change(
 
 
 def _own_url(chosen: OperatorConfig) -> str:
-    """Where the plane of a server with this configuration listens."""
+    """The URL at which the plane of a server with this configuration listens."""
     if url := reached_at(chosen.host, chosen.port):
         return url
     if not has_plane(chosen):

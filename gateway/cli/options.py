@@ -1,4 +1,4 @@
-"""The options of the command line that say a configuration: before a command, or behind one that has a configuration."""
+"""The options that set the configuration: before a command, or after one that takes a configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flag:
-    """A flag that is short for `--set KEY=VALUE`."""
+    """A flag that stands for `--set KEY=VALUE`."""
 
     name: str
     key: str
@@ -58,27 +58,27 @@ _FLAGS = (
     _Flag(name="--log-format", key="log.format", metavar="FORMAT", help="Form of the log"),
 )
 NAMES = frozenset({"--config", "--model", "--set", *(flag.name for flag in _FLAGS)})
-"""The names of all of them."""
+"""The names of all options of the configuration."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """What these options said."""
+    """The values of the options of the configuration."""
 
     file: Path | None = None
     overrides: Mapping[str, str]
     flags: Mapping[str, str]
     """The option behind each override."""
     sources: tuple[str, ...] = ()
-    """Files of Python code, each with one model that is to be served. Only `named` looks into them: that runs their code."""
+    """Files of Python code, each with one model to serve. Only `named` imports them, which runs their code."""
 
     @classmethod
     def of(
         cls, file: Path | None, models: tuple[str, ...], settings: tuple[str, ...], flags: Mapping[str, Any]
     ) -> CommandLine:
-        """Of the values of the options, as click has them. click.UsageError for one that says nothing, or that another
-        has said."""
+        """Reads the values of the options from click. click.UsageError for an option without a value, and for a setting that
+        is set twice."""
         pairs: list[tuple[str, str, str]] = []
         for flag in _FLAGS:
             value = flags[flag.parameter]
@@ -97,7 +97,7 @@ class CommandLine:
         return given
 
     def joined(self, other: CommandLine) -> CommandLine:
-        """Both together. click.UsageError for what both say."""
+        """The options of both together. click.UsageError for a setting that both set."""
         if self.file is not None and other.file is not None:
             raise click.UsageError(f"--config is given twice: {self.file} and {other.file}")
         for key in other.overrides:
@@ -112,10 +112,11 @@ class CommandLine:
         )
 
     def named(self) -> CommandLine:
-        """The same with each file's model named as its code has it. ConfigError for a file that has none, or several."""
+        """These options, with the model of each file named as in its code. ConfigError for a file with no model or
+        several."""
         if not self.sources:
             return self
-        check_directory()  # nothing of ours may be imported before
+        check_directory()  # before anything of the gateway's own packages is imported
         from gateway.cli.start.found import one_model_of
 
         given = replace(self, sources=())
@@ -126,18 +127,18 @@ class CommandLine:
 
     @property
     def anything(self) -> bool:
-        """Whether any of them was given."""
+        """True if any of the options was given."""
         return bool(self.overrides or self.file or self.sources)
 
     def resolve(self) -> Resolved:
-        """The configuration, with the environment's part in it."""
+        """The configuration from the file, the environment and these options. ConfigError if it is invalid."""
         given = self.named()
         return resolve(file=given.file, environ=os.environ, overrides=given.overrides, flags=given.flags)
 
 
 def _model_pair(text: str) -> tuple[str, str, str]:
-    """The setting, its value and the flag that NAME=MODULE:ATTR or MODULE:ATTR stands for, which is named as the attribute
-    is. click.UsageError for anything else."""
+    """The setting, its value and the flag for NAME=MODULE:ATTR or MODULE:ATTR. Without NAME, the model has the attribute's
+    name. click.UsageError for any other text."""
     name, found, factory = text.partition("=")
     if not found:
         factory = text
@@ -150,7 +151,7 @@ def _model_pair(text: str) -> tuple[str, str, str]:
 
 
 def options(function: F) -> F:
-    """Adds the options to a command, which gets `file`, `models`, `settings`, and each flag by its name."""
+    """Adds the options to a command, which gets `file`, `models` and `settings`, and each flag by its name."""
     model, each = "Serve a model, or the one of FILE.py; may be repeated.", "Any setting; may be repeated."
     function = click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help=each)(function)
     function = click.option("--model", "models", multiple=True, metavar="[NAME=]MODULE:ATTR", help=model)(function)
@@ -167,7 +168,7 @@ def options(function: F) -> F:
 
 
 def configured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that takes the options as well: it is called with what they say together with those before it."""
+    """Makes a command take the options too. It is called with the options before the command and its own, joined."""
 
     @options
     @click.pass_obj

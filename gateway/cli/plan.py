@@ -1,4 +1,4 @@
-"""The command `everywire plan`: how many gateways a load needs, from the figures of docs/explanation/performance.md."""
+"""The command `everywire plan`: the number of gateways for a load, from the figures in docs/explanation/performance.md."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ MICROSECONDS = {
     ("duplex", "http2"): ("w5-256", 19.1),
     ("duplex", "websocket"): ("w6-256", 25.0),
 }
-"""CPU of a unit, by traffic and wire, and the row of the table that has it: a request, a token, a message there and back."""
+"""The row of the table and the CPU of a unit in microseconds, by traffic and wire. A unit is a request, a token, or a
+message there and back."""
 KIB = {"websocket": 9.5, "http2": 9.0}
-"""Memory of a stream that is silent, row w7. HTTP/1.1 counts as a WebSocket, which is one connection too."""
+"""Memory of a silent stream in KiB, row w7. HTTP/1.1 counts as a WebSocket, which is one connection too."""
 TLS = 1.34
-"""What TLS multiplies the CPU by."""
+"""The factor of CPU for TLS."""
 _MOST = 10**12
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FleetLoad:
-    """What is asked: `streams` at once with `rate` units a second each, and what a pod is allowed to give."""
+    """A load of `streams` at once with `rate` units per second each, and the limits of a pod."""
 
     traffic: str
     wire: str
@@ -36,11 +37,11 @@ class FleetLoad:
     rate: float
     tls: bool = False
     share: int = 60
-    """Percent of a core that is used where everything goes well."""
+    """Percent of a core that a pod uses while no other pod has failed."""
     memory: int = 1 << 30
-    """Bytes of a pod for its streams."""
+    """Bytes of memory that a pod has for its streams."""
     capacity: int = 0
-    """Sessions that a pod's models run at once; 0: as many as come."""
+    """Sessions that a pod's models run at once; 0: no limit."""
     zones: int = 3
     surge: int = 1
 
@@ -48,7 +49,7 @@ class FleetLoad:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Pods by each bound, and in all."""
+    """The number of pods by each limit, and in all."""
 
     microseconds: float
     cores: float
@@ -60,7 +61,7 @@ class Fleet:
 
     @property
     def needed(self) -> int:
-        """Pods that carry the load, none of them spare."""
+        """The number of pods that carry the load, without spare ones."""
         return max(self.by_cpu, self.by_memory, self.by_capacity)
 
     @property
@@ -69,7 +70,7 @@ class Fleet:
 
 
 def plan(load: FleetLoad) -> Fleet:
-    """The pods for a load. KeyError where nobody has measured that traffic over that wire."""
+    """Computes the pods for a load. KeyError if that traffic was not measured over that wire."""
     _, unit = MICROSECONDS[load.traffic, load.wire]
     microseconds = unit * (TLS if load.tls else 1)
     cores = load.streams * load.rate * microseconds / 1e6
@@ -77,7 +78,7 @@ def plan(load: FleetLoad) -> Fleet:
     by_cpu, by_memory = _up(cores / (load.share / 100)), _up(held / load.memory)
     by_capacity = _up(load.streams / load.capacity) if load.capacity else 1
     needed = max(by_cpu, by_memory, by_capacity)
-    # what is left without one zone carries all of it
+    # Without one zone, the pods of the others carry the whole load.
     zone = _up(needed / (load.zones - 1)) if load.zones > 1 else 0
     return Fleet(
         microseconds=microseconds, cores=cores, by_cpu=by_cpu, by_memory=by_memory, by_capacity=by_capacity,
@@ -90,7 +91,7 @@ def _up(pods: float) -> int:
 
 
 def told(load: FleetLoad, plan: Fleet) -> list[str]:
-    """The plan for people, with its inputs."""
+    """The lines that show a plan with its inputs."""
     row, _ = MICROSECONDS[load.traffic, load.wire]
     by_capacity = f"{load.capacity:,} sessions a pod" if load.capacity else "no bound"
     kib = KIB.get(load.wire, KIB["websocket"])

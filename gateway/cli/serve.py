@@ -36,7 +36,7 @@ from models.spec import ModelSpec
 
 log = logging.getLogger("gateway")
 
-CUT = 3  # the exit code; 2 is a command line that cannot be
+CUT = 3  # the exit code if a drain cut a stream; 2 is an invalid command line
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TERMINAL = "/dev/tty"
 
@@ -48,12 +48,14 @@ def run(
     listening: Callable[[Gateway], None] | None = None,
     greeting: Callable[[Gateway], str] | None = None,
 ) -> int:
-    """Serves the configured models and these until SIGTERM or SIGINT has drained it; 0 then, 3 where a stream was cut at the
-    deadline of the drain, 1 where it could not start, or not go on without a model that was given up (the log says why).
-    `listening` is called once the ports are open, before any model is ready. `greeting` gives what a terminal is told once
-    the server serves; if the log is not written to one it is not called. SIGHUP reloads the certificate; when the terminal
-    is gone that it was started from it drains, unless it was to be ignored, as nohup has it. It is meant for a process that
-    ends with it: those signals are ignored afterwards."""
+    """Serves the configured models and these until SIGTERM or SIGINT has drained the server. Returns the exit code: 0 then,
+    3 if a stream was cut at the deadline of the drain, 1 if the server could not start, or not go on without a model that
+    was given up (the log has the reason).
+
+    `listening` is called once the ports are open, before any model is ready. `greeting` makes the text that is printed once
+    the server serves; it is called only if the log goes to a terminal. SIGHUP reloads the certificate. If the terminal that
+    started the server has closed, SIGHUP drains it, unless the signal is ignored, as by nohup. For a process that ends with
+    the server: those signals are ignored afterwards."""
     configure(config.log)
     with speaking_for_python():
         prepare_memory(config)
@@ -64,15 +66,15 @@ def run(
 
 
 def prepare_memory(config: Config) -> None:
-    """Sets up the allocator for what a configuration serves."""
+    """Sets up the memory allocator for a configuration."""
     return_large_blocks()
     if config.sagemaker.multi_model or any(endpoint.models for endpoint in config.endpoints.values()):
-        share_one_arena()  # or not all of an unloaded model's memory goes back to the system
+        share_one_arena()  # otherwise the system does not get back all memory of an unloaded model
 
 
 def until_signalled(serve: Callable[[Sequence[int], bool], Awaitable[int]]) -> int:
-    """Runs this on Trio, with the signals that came before it had a receiver for them, and whether the process is tied to a
-    terminal. The exit code is its own, and 1 where it could not serve."""
+    """Runs `serve` on Trio and returns its exit code, or 1 if it could not serve. Its arguments are the signals that came
+    before it had a receiver for them, and whether the process is tied to a terminal."""
     code, early = 1, list[int]()
     for number in SIGNALS:
         signal.signal(number, lambda number, _: early.append(number))
@@ -84,14 +86,14 @@ def until_signalled(serve: Callable[[Sequence[int], bool], Awaitable[int]]) -> i
         for error in leaves(group):
             log.error("cannot serve", extra={"reason": str(error)})
     finally:
-        # nothing is left that a signal could hurry: an impatient second one must not make a killed end of a clean one
+        # Nothing is left for a signal to hurry: a second Ctrl-C must not kill a server that has ended cleanly.
         for number in (*SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     return code
 
 
 def has_terminal() -> bool:
-    """Whether the process has a terminal that it is controlled by."""
+    """True if the process has a controlling terminal."""
     try:
         os.close(os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -107,9 +109,9 @@ async def _serve(
     early: Sequence[int],
     tied: bool,
 ) -> int:
-    contain_interrupts()  # Ctrl-C is a signal, and those have a task
+    contain_interrupts()  # a task receives SIGINT
     gateway = make_gateway(config, models)
-    # signals first: one that comes while models load must not be lost
+    # Signals first: one that comes while models load must not be lost.
     with (
         trio.open_signal_receiver(*SIGNALS) as signals,
         trio.open_signal_receiver(signal.SIGHUP) as hangups,
@@ -128,7 +130,7 @@ async def _serve(
                     say(greeting(gateway))
                 else:
                     remind(config)
-            # what is here now stays: the collector need not look at all of it again and again
+            # Start-up objects live as long as the process: freeze them so that the GC skips them.
             gc.collect()
             gc.freeze()
             nursery.start_soon(give_back_at_rest)
@@ -138,7 +140,8 @@ async def _serve(
 
 
 def told(report: DrainReport | None, file: str) -> int:
-    """Logs what became of every stream, and writes it where the configuration says; the exit code that it means."""
+    """Logs the drain report and writes it to `file` if one is given. Returns the exit code: `CUT` if a stream was cut, else
+    0."""
     if report is None:
         return 0
     log.info("drain report", extra=msgspec.to_builtins(report))
@@ -161,12 +164,12 @@ def make_gateway(
     ports: Ports | None = None,
     processes: DescribesProcesses = process_spec,
 ) -> Gateway:
-    """A gateway of the configured models and these, the one of a folder too; of the library's where there is none and none
-    is to come. `ports` are those of a parent, which has told what there is to know of the configuration, and which
-    `processes` asks for models that run in some."""
+    """Makes a gateway of these models, the configured ones, and that of a folder. If there are none, and clients cannot load
+    any, it serves the library's. `ports` are those of a parent process, which has already logged the warnings about the
+    configuration; `processes` gets from the parent the models that run in processes."""
     gateway = _gateway(config, models, ports, processes)
     if ports is None:
-        tell(config, models)  # not before: what is wrong with a configuration comes alone
+        tell(config, models)  # last: an invalid configuration is reported without warnings
     return gateway
 
 
@@ -181,7 +184,7 @@ def _gateway(config: Config, models: Sequence[Any], ports: Ports | None, process
 
 
 def tell(config: Config, models: Sequence[Any] = ()) -> None:
-    """Logs what an operator should know of a configuration."""
+    """Logs the warnings about a configuration, and a hint if no model is configured."""
     for event, fields in warnings(config, os.environ):
         log.warning(event, extra=fields)
     if not (config.models or models or config.sagemaker.multi_model or served_folder(config, alone=not models)):
@@ -189,13 +192,13 @@ def tell(config: Config, models: Sequence[Any] = ()) -> None:
 
 
 def remind(config: Config) -> None:
-    """Logs that signatures are not verified, unless something else lets in only some."""
+    """Logs that signatures are not verified, unless keys or certificates limit access."""
     if verifies_nothing(config):
         log.info(UNVERIFIED, extra={"setting": "sagemaker.sigv4.credentials"})
 
 
 def _model_of(config: Config, path: str) -> ModelSpec:
-    """The model of the folder at a path. ConfigError for one that cannot be served."""
+    """Loads the model of the folder at a path. ConfigError if it cannot be served."""
     folder = read_served_folder(config, path)
     if folder.config.process.wanted and (n := config.listen.processes) != 1:
         said = "each process would start instances of its own; configure the model as models.NAME"
@@ -207,7 +210,7 @@ def _model_of(config: Config, path: str) -> ModelSpec:
 
 
 async def _reload(hangups: object, gateway: Gateway, tied: bool) -> None:
-    """SIGHUP asks for the certificate to be read again; from a terminal that has closed it means the end."""
+    """Reloads the certificate on SIGHUP; drains instead if the signal came because the terminal has closed."""
     async for _ in hangups:  # type: ignore[attr-defined]
         if tied and not has_terminal():
             log.info("the terminal is gone")
@@ -218,19 +221,19 @@ async def _reload(hangups: object, gateway: Gateway, tied: bool) -> None:
             log.info("signal", extra={"signal": "SIGHUP"})
             try:
                 await gateway.reload_certificate()
-            except Exception as error:  # whatever a file holds, the server goes on
+            except Exception as error:  # the server goes on with the old certificate, whatever the file holds
                 tell_broken(error)
 
 
 class Drainable(Protocol):
-    """What signals end."""
+    """A server that signals can end."""
 
     def begin_drain(self) -> None: ...
     def hurry(self) -> None: ...
 
 
 async def obey(signals: object, server: Drainable) -> None:
-    """The first signal begins a drain, each further one hurries it."""
+    """Begins a drain on the first signal, and hurries it on each further one."""
     first = True
     async for number in signals:  # type: ignore[attr-defined]
         log.info("signal", extra={"signal": signal.Signals(number).name})

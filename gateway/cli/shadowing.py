@@ -1,4 +1,4 @@
-"""Refuses to start where Python code in the working directory has the name of one of our packages."""
+"""Refuses to start if Python code in the working directory has the name of one of the gateway's packages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ PACKAGES = ("gateway", "models", "protocols")
 
 
 def check_directory() -> None:
-    """ConfigError where the working directory holds Python code under a name of ours."""
+    """Raises ConfigError if Python code in the working directory has the name of one of the gateway's packages."""
     message = check_shadowing(Path.cwd(), Path(__file__).resolve().parents[2])
     if message:
         raise ConfigError(message)
 
 
 def check_shadowing(cwd: Path, package_dir: Path) -> str | None:
-    """What to rename where Python code in `cwd` has the name of one of our packages, which live in `package_dir`: one of
-    the two would be imported in place of the other. None where nothing is in the way; a folder without Python code,
-    such as one of weights, is not."""
+    """The error text if Python code in `cwd` has the name of one of the gateway's packages, which are in `package_dir`: one
+    would be imported in place of the other. None if nothing conflicts; a folder without Python code does not."""
     if cwd.resolve() == package_dir.resolve():
         return None
     for name in PACKAGES:

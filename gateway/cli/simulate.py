@@ -1,4 +1,4 @@
-"""Many seeds, one after the other: progress, failures with the command that shows them again, and a summary."""
+"""Plays many seeds, one after the other: prints progress, failures with the command that repeats them, and a summary."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from gateway.testing.stories.run import Outcome, run_seed
 from gateway.version import version
 
 _PROGRESS = 5.0
-"""Seconds between two words of progress."""
+"""Seconds between two lines of progress."""
 
 
 @final
 class Campaign:
-    """Plays seeds and tells of them. `echo` takes a line of the report, `progress` one for whoever waits."""
+    """Plays seeds and reports on them. `echo` takes a line of the report, `progress` a line of progress."""
 
     def __init__(
         self, echo: Callable[[str], None], progress: Callable[[str], None], *, trace: Path | None, as_json: bool, twice: bool
     ) -> None:
-        """`trace` is a file for the whole trace of each seed; `twice` plays each again and demands the same trace."""
+        """`trace`: a file for the whole trace of each seed. `twice`: play each seed again and require the same trace."""
         self._echo, self._progress, self._trace, self._json, self._twice = echo, progress, trace, as_json, twice
         self._failed: list[int] = []
         self._endings: Counter[str] = Counter()
         self._virtual, self._calls, self._runs = 0.0, 0, 0
 
     def run(self, seeds: range) -> int:
-        """Exit status: 1 where any seed found something, 2 where the trace cannot be written."""
+        """Plays the seeds. Returns the exit status: 0 if none failed, 1 if any did, 2 if the trace cannot be written."""
         began = told = time.monotonic()
         if self._trace is not None:
             try:

@@ -16,7 +16,7 @@ _CELL = 100
 
 
 def fleet_for(load: FleetLoad) -> FleetSetup:
-    """The planned pods, rounded up to whole cells. A pod runs as many streams as use all of its core."""
+    """The planned pods, rounded up to whole cells. A pod's capacity is the number of streams that use all of its core."""
     made = plan(load)
     return FleetSetup(
         clients=load.streams, capacity=int(1e6 / (load.rate * made.microseconds)), cells=-(-made.pods // _CELL), pods=_CELL
@@ -24,7 +24,7 @@ def fleet_for(load: FleetLoad) -> FleetSetup:
 
 
 def run(fleet: str, seeds: range, echo: Callable[[str], None], *, as_json: bool) -> int:
-    """Play one scenario, or all, with each seed. Return the exit status: 1 if a promise was broken."""
+    """Plays one scenario, or all, with each seed. Returns the exit status: 1 if a promise was broken, otherwise 0."""
     setup = fleet_for(LOAD)
     if not as_json:
         pods = setup.cells * setup.pods

@@ -1,4 +1,4 @@
-"""What a call is to be, from the words of its command line; what cannot be is a UsageError that says what can."""
+"""Plans a call from the options of its command line, before anything is connected."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from protocols.aws import invoke
 from protocols.events import Headers
 
 PIECE = 65_536
-"""Bytes of a file in one part."""
+"""Bytes of a file that are sent as one part, at most."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class CallWire(enum.Enum):
-    """By which of its wires the server is called."""
+    """The wires by which a server is called."""
 
     LMI = "lmi"
     OPENAI = "openai"
@@ -53,7 +53,7 @@ class CallWire(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What is given to the model."""
+    """The kinds of input for the model."""
 
     TEXT = "text"
     FILE = "--file"
@@ -78,19 +78,19 @@ _PARTED = (CallWire.BIDI, CallWire.WEBSOCKET)
 _CHOOSING = (
     CallWire.LMI, CallWire.OPENAI, CallWire.V2, CallWire.GENERATE, CallWire.GRPC, CallWire.INVOKE, CallWire.CONTAINER,
 )  # fmt: skip
-"""The wires that have an answer in one and an answer as it is made."""
+"""The wires that can answer as a whole or as a stream."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTarget:
-    """Where it is. `tls` is None in clear."""
+    """The server to call. `tls` is None for clear text."""
 
     host: str
     port: int
     authority: bytes
     prefix: str
-    """Path before every route."""
+    """The path before every route."""
     tls: ssl.SSLContext | None
     http2: bool
 
@@ -98,7 +98,7 @@ class CallTarget:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What is sent as one part. `last` False: the next one continues it."""
+    """The data of one part. `last` False: the next piece continues it."""
 
     data: bytes
     last: bool = True
@@ -108,28 +108,29 @@ class Piece:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call that can be made. `question` is that of every wire but the WebSocket's; one without a body, and the
-    WebSocket, send `pieces`."""
+    """A call, ready to be made. `question` is the request; over WebSocket only its path and headers count. A question
+    without a body, and a WebSocket, send `pieces`."""
 
     server: CallTarget
     wire: CallWire
     question: Question
     instead: Question | None
-    """Asked where the server answers `question` with UNIMPLEMENTED: gRPC has another method for decoupled models."""
+    """Sent if the server answers `question` with UNIMPLEMENTED: gRPC has another method for decoupled models."""
     pieces: Callable[[], AsyncGenerator[Piece, None]]
     kind: Kind
     texts: int
-    """How many messages of text are sent."""
+    """The number of text messages to send."""
     timeout: float
+    """Seconds for the whole call; infinite for no limit."""
     quiet: float
-    """Seconds of silence after which a WebSocket is left whose server cannot be told that the input has ended; infinite
-    where it is left to the server to close."""
+    """Seconds of silence after which the client closes a WebSocket whose server names no end of input; infinite: it waits
+    until the server closes."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """The options, as they were written."""
+    """The options of the command line, as they were given."""
 
     model: str
     url: str
@@ -150,7 +151,8 @@ class CallOptions:
 
 
 def plan(given: CallOptions, stdin: BinaryIO) -> Call:
-    """The call. UsageError for what is wrong about it, and ConfigError for a CA that is none; nothing is connected."""
+    """Plans the call; connects to nothing. UsageError, which names what is allowed, for options that are invalid or do not
+    fit together; ConfigError for an invalid CA."""
     kind = _kind_of(given)
     wire = CallWire(given.wire) if given.wire else _DEFAULT[kind]
     if kind not in _TAKES[wire]:
@@ -168,7 +170,7 @@ def plan(given: CallOptions, stdin: BinaryIO) -> Call:
         raise click.UsageError("--param stream: --stream or --no-stream says that")
     extra = tuple(_header(text) for text in given.headers)
     texts = tuple(_read_text(stdin) if text == "-" else text for text in given.texts)
-    if any("\ud800" <= char <= "\udfff" for text in texts for char in text):  # how Python has bytes that are no text
+    if any("\ud800" <= char <= "\udfff" for text in texts for char in text):  # Python's stand-ins for bytes
         raise click.UsageError("the text is not UTF-8: send bytes with --file")
     if len(texts) > 1 and wire not in _PARTED:
         raise click.UsageError(f"--wire {wire.value} takes one text, got {len(texts)}: quote it")
@@ -202,7 +204,7 @@ def _kind_of(given: CallOptions) -> Kind:
     return kinds[0]
 
 
-# ---- what is asked ----
+# ---- the request ----
 
 
 def _question(
@@ -247,7 +249,7 @@ def _question(
 
 
 def _streamed(question: Question) -> Question:
-    """The same request of gRPC's as the one of a stream."""
+    """A request of gRPC's ModelInfer as one of ModelStreamInfer."""
     method = questions.grpc_infer({}, "", stream=True)
     return replace(question, path=method.path, answer=method.answer)
 
@@ -255,7 +257,7 @@ def _streamed(question: Question) -> Question:
 def _body(
     given: CallOptions, kind: Kind, text: str, params: dict[str, Any], stdin: BinaryIO, *, stream: bool
 ) -> tuple[bytes, str]:
-    """A body with its content type, for the routes that take a body of any kind."""
+    """The body and its content type, for the routes that take any body."""
     if kind is Kind.TEXT:
         return questions.lmi(text, stream=stream, **params).body or b"", "application/json"
     if kind is Kind.TENSOR:
@@ -299,7 +301,7 @@ def _pieces(
 
 async def _none() -> AsyncGenerator[Piece, None]:
     return
-    yield  # what makes it a generator
+    yield  # makes this a generator
 
 
 async def _text_pieces(texts: Sequence[str]) -> AsyncGenerator[Piece, None]:
@@ -325,10 +327,11 @@ async def _file_pieces(path: str) -> AsyncGenerator[Piece, None]:
 
 
 async def _stdin_pieces(stdin: BinaryIO) -> AsyncGenerator[Piece, None]:
-    """What has come is a part at once. It is read below the buffer, which a thread left behind would keep locked."""
+    """Yields the bytes of stdin as they come, each read as a part. Reads below the buffer, as an abandoned thread would keep
+    the buffer locked."""
     try:
         read = partial(os.read, stdin.fileno(), PIECE)
-    except OSError:  # no file, as in a test
+    except OSError:  # not a real file, as in a test
         read = partial(stdin.read, PIECE)
     while data := await in_thread(read, abandon_on_cancel=True):
         yield Piece(data=data)
@@ -363,7 +366,7 @@ def _array(name: str, path: str) -> npt.NDArray[Any]:
         array: Any = np.load(path, allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise click.UsageError(f"--tensor {name}: {path} is no .npy file of one array")
-        if array.dtype == np.dtype("V2"):  # how numpy reads what it wrote of bfloat16
+        if array.dtype == np.dtype("V2"):  # numpy reads back bfloat16 as V2
             array = array.view(ml_dtypes.bfloat16)
         if array.dtype.kind == "U":
             array = np.char.encode(array, "utf-8")
@@ -393,7 +396,7 @@ def _pair(option: str, text: str, between: str, example: str, *, read: bool = Fa
 
 
 def _value(text: str) -> Any:
-    """JSON where it is some, else the text itself."""
+    """The value of a text that is JSON; otherwise the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -415,7 +418,7 @@ def _overridden(headers: Headers, extra: Headers) -> Headers:
     return (*(field for field in headers if field[0] not in names), *extra)
 
 
-# ---- where ----
+# ---- the server ----
 
 
 def _server(given: CallOptions, *, http2: bool) -> CallTarget:
@@ -448,7 +451,8 @@ def _authority(url: SplitResult) -> bytes:
 
 
 def _context(ca: Path | None, host: str, alpn: str) -> ssl.SSLContext:
-    """Trusts `ca` alone where it is given; else the system's, and for this machine the development certificate's too."""
+    """A context that trusts only `ca` if it is given; otherwise the system's CAs and, for this machine, also the development
+    certificate's."""
     from gateway.net.tls_context import client_context
 
     if ca is not None:
@@ -461,12 +465,12 @@ def _context(ca: Path | None, host: str, alpn: str) -> ssl.SSLContext:
             if known.is_file():
                 context.load_verify_locations(known)
         except (ConfigError, OSError):
-            pass  # what cannot be read is not trusted, and the handshake will say so
+            pass  # a CA that cannot be read is not trusted: the handshake then fails
     return context
 
 
 def _show_certificate(context: ssl.SSLContext, cert: Path | None, key: Path | None) -> None:
-    """What a server that asks for the client's certificate is shown."""
+    """Loads the certificate for a server that asks for the client's."""
 
     def refuse() -> str:
         raise click.UsageError(f"{key or cert} is encrypted: give a key without a passphrase")

@@ -1,4 +1,4 @@
-"""What is printed and kept of a call, item by item."""
+"""Prints and keeps the answer of a call, item by item."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gateway.cli.call.wav import WavWriter
 from protocols import v2
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-"""What is not taken into a file's name from a tensor's, which the server chose."""
+"""Characters of a tensor's name that a file's name must not have: the server chose them."""
 
 
 @final
 class Report:
-    """Tells of one call. `write` takes what goes to stdout, at once; `complain` a line for stderr.
+    """Reports one call. `write` takes text for stdout, to be written at once; `complain` takes a line for stderr.
 
-    Items go to `out` where it is given, and are then not printed: `.npy` for tensors, `.wav` for samples, any other name
-    for the bytes. The file is made with the first item.
+    If `out` is given, items go to that file and are not printed: `.npy` for tensors, `.wav` for samples, any other name for
+    the bytes. The first item makes the file.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Report:
         self.received = 0
 
     def head(self, status: int) -> None:
-        """The answer begins."""
+        """Reports the head of the answer, once."""
         if self.status is None:
             self.status = status
             if self._json:
                 self._event("head", status=status)
 
     def token(self, text: str) -> None:
-        """What a model of text adds."""
+        """Reports the text of a token."""
         self._item()
         if self._json:
             self._event("token", text=text)
@@ -66,7 +66,7 @@ class Report:
             self._print(text)
 
     def part(self, data: bytes, *, line: bool) -> None:
-        """Bytes; `line`: each part is a line of its own."""
+        """Reports the bytes of a part. `line`: the part is printed on its own line."""
         self._item()
         text = _text_of(data)
         if self._json:
@@ -83,14 +83,14 @@ class Report:
                 self._print(text)
 
     def document(self, document: dict[str, Any]) -> None:
-        """A reply of v2's generate."""
+        """Reports a reply of v2's generate."""
         if isinstance(text := document.get("text_output"), str):
             self.token(text)
             return
         self.part(json.dumps(document, ensure_ascii=False).encode(), line=True)
 
     def tensors(self, answer: v2.V2Answer) -> None:
-        """A reply of tensors."""
+        """Reports a reply with tensors."""
         self._item()
         self._replies += 1
         for tensor in answer.outputs:
@@ -107,7 +107,7 @@ class Report:
                 self._line(np.array2string(array, threshold=100))
 
     def end(self, ending: str, code: int, error: str = "") -> int:
-        """The call is over; gives `code` back. Whatever went wrong goes to stderr too."""
+        """Reports the end of the call and returns `code`. An error goes to stderr too."""
         self.close()
         if self._midline:
             self._print("\n")
@@ -156,7 +156,8 @@ class Report:
         self._file.write(data)
 
     def _save(self, name: str, array: npt.NDArray[Any], outputs: int) -> Path:
-        """One array in one file: of several outputs each has its name in the file's, of several replies its number."""
+        """Saves one array in one file. With several outputs, the file's name has the output's name; from the second reply
+        on, it has the reply's number."""
         assert self._out is not None
         stem = self._out.stem + (f".{_UNSAFE.sub('_', name)}" if outputs > 1 else "")
         stem += f".{self._replies}" if self._replies > 1 else ""
@@ -179,7 +180,7 @@ def _text_of(data: bytes) -> str | None:
 
 
 def _plain(array: npt.NDArray[Any]) -> Any:
-    """Nested lists that JSON can hold: numbers that are not finite are the strings nan, inf and -inf."""
+    """The array as nested lists that JSON can hold. Numbers that are not finite become the strings nan, inf and -inf."""
     if array.dtype == ml_dtypes.bfloat16:
         array = array.astype(np.float32)
     return _jsonable(array.tolist())

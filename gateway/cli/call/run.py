@@ -1,4 +1,4 @@
-"""Makes a call: connects, sends while it receives, and says how it ended."""
+"""Makes a call: connects, sends while it receives, and reports how the call ended."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from protocols.events import Headers, Opcode
 from protocols.grpc.status import StatusCode
 
 COMPLETE, FAILED, UNUSABLE, CUT_OFF, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit statuses; 2 is a command line that cannot be, or a file of it that cannot be read or written."""
+"""Exit statuses; 2 is an invalid command line, or a file that cannot be read or written."""
 _CONNECT = 10.0
 _GOODBYE = 1.0
 
 
 def run(call: Call, report: Report) -> int:
-    """Makes the call; its exit status. Ctrl-C leaves, which cancels the model."""
+    """Makes the call and returns its exit status. Ctrl-C abandons the call, which cancels the model."""
     try:
         return trio.run(perform, call, report)
     except KeyboardInterrupt:
@@ -46,7 +46,7 @@ def run(call: Call, report: Report) -> int:
             raise
         if isinstance(first := _first(error), BrokenPipeError):
             try:
-                raise first from None  # the reader of our output has left; click handles that
+                raise first from None  # the reader of the output has left; click handles that
             finally:
                 del first
         return report.end(
@@ -63,7 +63,7 @@ def _first(group: BaseException) -> BaseException:
 
 
 async def perform(call: Call, report: Report) -> int:
-    """The same, in a run of the caller's. Cancelled it has left the server."""
+    """Makes the call inside a Trio run, and returns its exit status. If it is cancelled, the connection is closed."""
     with trio.move_on_after(call.timeout) as scope:
         return await _perform(call, report)
     assert scope.cancelled_caught
@@ -101,10 +101,10 @@ def _said(call: Call) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What the last address that was tried had to say."""
+    """The reason of the last address that was tried."""
     cause = _first(error.__cause__) if isinstance(error, OSError) and error.__cause__ is not None else error
     if isinstance(cause, OSError) and cause.errno and not isinstance(cause, gaierror):
-        return os.strerror(cause.errno)  # trio's own text has the address again, which is said before
+        return os.strerror(cause.errno)  # Trio's text repeats the address
     return str(getattr(cause, "strerror", None) or cause)
 
 
@@ -135,8 +135,8 @@ def _code_of(answer: Answer) -> StatusCode | None:
 
 
 async def _answer(call: Call, conversation: Conversation, report: Report) -> Answer:
-    """Sends and receives at the same time; the answer, when it is over. What goes wrong with receiving is raised when both
-    are over, alone."""
+    """Sends and receives at the same time; returns the answer once it is over. An error of receiving is raised alone, once
+    both have ended."""
     items = _Items(call, conversation.answer, report)
     wrong: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -168,12 +168,12 @@ async def _say(call: Call, conversation: Conversation) -> None:
                 await conversation.wait_room()
         await conversation.end()
     except (TransportLost, LocalProtocolError):
-        pass  # the server has ended the stream, or left: whoever receives hears why
+        pass  # the server has ended the stream or the connection: the receiver raises the reason
 
 
 @final
 class _Items:
-    """Takes the messages of an answer to the report, so that none is kept."""
+    """Moves the messages of an answer to the report, so that none is kept."""
 
     def __init__(self, call: Call, answer: Answer, report: Report) -> None:
         self._call, self._answer, self._report = call, answer, report
@@ -181,7 +181,7 @@ class _Items:
         self._length: int | None = None
 
     def take(self) -> None:
-        """What is new."""
+        """Reports the messages that are new."""
         answer, report = self._answer, self._report
         if answer.status and report.status is None:
             report.head(answer.status)
@@ -215,8 +215,8 @@ class _Items:
 
 
 def _binary_json(headers: Headers) -> int | None:
-    """How long the JSON of a v2 body in binary is; None for any other body. That of a response stream's parts has a field of
-    its own."""
+    """The length in bytes of the JSON in a binary v2 body; None for any other body. For the parts of a response stream, the
+    content type is in SageMaker's own field."""
     fields = dict(headers)
     content_type = fields.get(b"x-amzn-sagemaker-content-type") or fields.get(b"content-type", b"")
     try:
@@ -266,8 +266,8 @@ async def _over_websocket(call: Call, report: Report, transport: Transport) -> i
 
 
 async def _listen(call: Call, report: Report, socket: SocketConversation, silence: trio.CancelScope) -> None:
-    """Receives until the server closes. A server that cannot be told the end of the input is left when it has answered
-    every text, or was silent for long enough after the last of it."""
+    """Receives until the server closes. If the server names no end of input, returns once it has answered every text, or has
+    been silent for `quiet` seconds after the last input."""
     answered = 0
     with silence:
         while (frame := await socket.receive_frame()) is not None:
@@ -277,7 +277,7 @@ async def _listen(call: Call, report: Report, socket: SocketConversation, silenc
             if frame.data or call.kind is not Kind.TEXT:
                 report.part(bytes(frame.data), line=frame.fin and call.kind is not Kind.TEXT)
                 continue
-            # an empty frame closes the answer of a model of text
+            # An empty frame ends an answer of a text model.
             answered += 1
             if answered == call.texts and not socket.can_end:
                 return
@@ -295,7 +295,7 @@ async def _talk(call: Call, socket: SocketConversation, silence: trio.CancelScop
             await socket.end()
             return
     except (TransportLost, LocalProtocolError):
-        return  # whoever receives hears why
+        return  # the receiver raises the reason
     silence.deadline = trio.current_time() + call.quiet
 
 

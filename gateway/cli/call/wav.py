@@ -1,4 +1,4 @@
-"""WAV files on both sides of a call: samples to send, and a file for those that come."""
+"""WAV files on both sides of a call: samples to send, and a file for received ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 RATE = 16_000
 _PIECE = RATE // 10
-"""Samples a part: 100 ms, about what a microphone's program sends."""
+"""Samples per part: 100 ms, about as much as a program sends from a microphone."""
 
 
 @final
@@ -22,7 +22,7 @@ class Samples:
         self._file = file
 
     def read(self, samples: int = _PIECE) -> bytes:
-        """The next ones, 16-bit little-endian; -1 for all; empty at the end."""
+        """Reads the next samples, 16-bit little-endian; -1 reads all. Empty at the end."""
         return self._file.readframes(self._file.getnframes() if samples < 0 else samples)
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class Samples:
 
 
 def open_samples(path: Path) -> Samples:
-    """Opens a WAV of 16 kHz mono 16-bit PCM, which is what models of speech take; UsageError for another."""
+    """Opens a WAV file of 16 kHz mono 16-bit PCM, the form that speech models take. UsageError for any other."""
     try:
         file = wave.open(str(path), "rb")  # noqa: SIM115  # closed by Samples
     except OSError as e:
@@ -55,7 +55,7 @@ def open_samples(path: Path) -> Samples:
 
 @final
 class WavWriter:
-    """Writes what comes as the samples of a WAV file; what brings a RIFF header of its own stays as it is."""
+    """Writes bytes as the samples of a WAV file. Bytes that begin with a RIFF header are written as they are."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -63,7 +63,7 @@ class WavWriter:
         self._begun = False
 
     def write(self, data: bytes) -> None:
-        """The next bytes, cut anywhere but within the first four."""
+        """Writes the next bytes. The first call must have at least four, to recognize a RIFF header."""
         if not self._begun and data:
             self._begun = True
             if data[:4] != b"RIFF":

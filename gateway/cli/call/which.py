@@ -16,7 +16,7 @@ _SHOWN = 10  # names
 
 
 def which_model(url: str) -> str:
-    """The error of a command line without a model."""
+    """The error text for a command line without a model."""
     names = names_at(url)
     model = "lm" if "lm" in names or not names else names[0]
     said = f'Which model? For example: everywire call {shlex.quote(model)} "Return the".'

@@ -1,1 +1,1 @@
-"""The first hour of a user: a file served as it is, served anew at each change, and made from nothing."""
+"""The commands for a first model: serve a file as it is, serve it anew at each change, and make a new one."""

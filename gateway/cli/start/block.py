@@ -1,4 +1,4 @@
-"""The start block: printed on a terminal when the server serves, with calls that work as they are printed."""
+"""The start block, printed on a terminal once the server serves: its calls can be copied and run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from models.spec import ModelSpec, TensorSpec
 DEVELOPMENT = ("Not for production: what runs is cut when a file changes, and the models start anew.",)
 """Notes of `everywire dev`."""
 _NAMES = 8
-"""The most models that are named."""
+"""Names of models in the block, at most."""
 _TEXT = "Return the"
-_SIZE = 4  # of a dimension that may have any
-_MOST = 16  # elements of a tensor that is typed
+_SIZE = 4  # elements for a dimension that may have any size
+_MOST = 16  # elements of the largest tensor that is printed in a call
 
 
 def start_block(gateway: Gateway, notes: Sequence[str] = ()) -> str:
-    """The block of a gateway that serves; `notes` are more lines for the user who started it."""
+    """The block of a gateway that serves. `notes` are more lines for the user who started it."""
     config = gateway.config
     lines = [f"everywire {version()} at {', '.join(gateway.addresses)}", _models(gateway)]
     if closes(config):
@@ -36,7 +36,7 @@ def start_block(gateway: Gateway, notes: Sequence[str] = ()) -> str:
     elif calls := _calls(gateway):
         lines += ["Try:", *(f"  {call}" for call in calls)]
     plane = config.operator
-    # the plane of several processes is their parent's, at the port that is configured
+    # With several processes, the plane is the parent's, at the configured port.
     if has_plane(plane) and (console := reached_at(plane.host, gateway.operator_port or plane.port)):
         lines.append(f"Console: {console}")
     lines += notes
@@ -59,9 +59,10 @@ def _models(gateway: Gateway) -> str:
 
 
 def _calls(gateway: Gateway) -> list[str]:
-    """A call by our own client and one by curl; none if no model answers, or none can be called without a file."""
+    """A call by everywire's own client and one by curl; none if no model takes calls, or none can be called without a
+    file."""
     ready = [worker.spec for _, worker in sorted(gateway.supervisor.workers.items()) if worker.state is State.READY]
-    # a text is typed more easily than anything else; and the library's model of it says something
+    # Text models first: text is the easiest input to type. Tensor models last.
     ready.sort(key=lambda spec: (spec.family is not Family.TEXT, spec.family is Family.TENSOR))
     where = _where(gateway)
     if not ready or not where:
@@ -84,7 +85,7 @@ def _calls(gateway: Gateway) -> list[str]:
 
 
 def _where(gateway: Gateway) -> tuple[str, str] | None:
-    """The server as `--url` takes it, and the begin of a command of curl's; None if no client in clear reaches it."""
+    """The server's URL for `--url`, and the beginning of a curl command; None if no address takes clear text."""
     for address in gateway.addresses:
         if address.startswith(UNIX):
             path = shlex.quote(address.removeprefix(UNIX))
@@ -98,7 +99,7 @@ def _where(gateway: Gateway) -> tuple[str, str] | None:
 
 
 def _inputs(spec: ModelSpec) -> list[dict[str, object]] | None:
-    """Zeros for the inputs of a model of tensors; None if it does not declare them, or they are too large to be typed."""
+    """Zeros for the inputs of a tensor model; None if it does not declare them, or they are too large to print."""
     if spec.inputs is None:
         return None
     given = [_input(tensor, batched=spec.max_batch_size > 0) for tensor in spec.inputs if not tensor.optional]

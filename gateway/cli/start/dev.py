@@ -1,4 +1,4 @@
-"""`everywire dev`: the models of a file, served anew each time that the file, or code that it imports, changes."""
+"""The command `everywire dev`: serves the models of a file, anew each time the file or code that it imports changes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from gateway.fronts.parent import Parent
 log = logging.getLogger("gateway.dev")
 
 _LOOK = 0.5
-"""Seconds between two looks at the files. A change is served once it is older than that: editors write in several steps."""
-_MOST = 1000  # files
+"""Seconds between two looks at the files. A change is served once it is older than this: editors write in several steps."""
+_MOST = 1000  # files that are watched, at most
 _CONSOLE = 8090
 
 Stamps = Mapping[Path, "tuple[int, int] | None"]
-"""The time and the size of each file; None for one that is gone."""
+"""The modification time in ns and the size of each file; None if it is gone."""
 
 
 def run_dev(given: CommandLine, file: str) -> int:
-    """Serves until SIGTERM or SIGINT; 0 then, also if a stream was cut. ConfigError for a file that cannot be served. If it
-    cannot be served after a change, what was served goes on, and the log says why."""
+    """Serves until SIGTERM or SIGINT. Returns the exit code, which is 0 also if a stream was cut. ConfigError for a file
+    that cannot be served. If it cannot be served after a change, the log shows why, and the old code serves on."""
     if sys.platform != "linux":
         raise ConfigError(f"everywire dev needs Linux; elsewhere: everywire --model {file}, and start it again")
     module_of(file)
@@ -43,19 +43,19 @@ def run_dev(given: CommandLine, file: str) -> int:
     unsaid = {key: value for key, value in _usual().items() if key not in said}
     given = given.joined(CommandLine(overrides=unsaid, flags=dict.fromkeys(unsaid, "everywire dev")))
     config = given.resolve().config
-    logging.getLogger("gateway.fronts").setLevel(logging.WARNING)  # nobody here asks which process it is
+    logging.getLogger("gateway.fronts").setLevel(logging.WARNING)  # messages about processes say nothing to this user
     files = Files(Path(file), Path.cwd(), *([] if given.file is None else [given.file]))
     code = run_fronts(config, given, processes_of(config), sources=(file,), beside=partial(_watch, files))
     return 0 if code == CUT else code
 
 
 def _usual() -> dict[str, str]:
-    """The settings that differ from the defaults here, unless the user sets them."""
+    """The settings whose defaults are others for this command."""
     return {"log.format": "text", "drain.timeout": "0", "operator.port": str(_free(_CONSOLE))}
 
 
 def _free(port: int) -> int:
-    """That port of this machine, or another if it is taken."""
+    """The port if it is free on this machine, otherwise another free one."""
     try:
         with socket.create_server(("127.0.0.1", port)) as sock:
             found: int = sock.getsockname()[1]
@@ -65,7 +65,7 @@ def _free(port: int) -> int:
 
 
 async def _watch(files: Files, parent: Parent) -> None:
-    """Has everything served anew when one of the files has changed, and has then been the same for a while."""
+    """Replaces the fronts each time the files have changed and then stayed the same between two looks."""
     served = before = files.stamps()
     serving: FrontLink | None = None
     while True:
@@ -85,18 +85,18 @@ async def _watch(files: Files, parent: Parent) -> None:
 
 
 class Files:
-    """A file of Python code with what it imports from its folder, and others beside."""
+    """The watched files: one of Python code, those that it imports from the folder, and others."""
 
     def __init__(self, file: Path, folder: Path, *others: Path) -> None:
         self._file, self._folder, self._others = file.resolve(), folder.resolve(), [path.resolve() for path in others]
         self._imported: dict[Path, tuple[tuple[int, int] | None, list[Path]]] = {}
 
     def name(self, path: Path) -> str:
-        """How people call one of them."""
+        """The file's path as the log shows it: relative to the folder if the file is in it."""
         return str(path.relative_to(self._folder)) if path.is_relative_to(self._folder) else str(path)
 
     def stamps(self) -> Stamps:
-        """All of them, as they are now."""
+        """The current stamps of all watched files."""
         found: dict[Path, tuple[int, int] | None] = {path: _stamp(path) for path in self._others}
         left = [self._file]
         while left and len(found) < _MOST:
@@ -107,7 +107,7 @@ class Files:
         return found
 
     def _imports(self, path: Path, stamp: tuple[int, int] | None) -> list[Path]:
-        """The files that a file imports; while it cannot be read, those that it did."""
+        """The files that a file imports. If it cannot be read or parsed, those that it imported before."""
         known, imported = self._imported.get(path, (None, []))
         if stamp is not None and stamp != known:
             with suppress(OSError, SyntaxError, ValueError):
@@ -126,7 +126,7 @@ class Files:
                     yield from self._modules(f"{node.module}.{alias.name}")
 
     def _modules(self, name: str) -> Iterator[Path]:
-        """The files of a module and of the packages around it, where they are in the folder."""
+        """The files of a module and of the packages around it that are in the folder."""
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             path = self._folder.joinpath(*parts[:end])

@@ -1,4 +1,4 @@
-"""The models of a file of Python code: which of what it defines can be served as it is."""
+"""Finds the models in a file of Python code: the objects that can be served without options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from models.adapt import is_loader, made_family, spec_of
 from models.spec import ModelSpec
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_LISTED = 300  # characters of names
+_LISTED = 300  # characters of names in an error
 
 
 def models_of(file: str) -> list[str]:
-    """`module:attribute` of each model that a file defines, in its order. The file is imported, as the module of its path
-    below the working directory. ConfigError where it cannot be, and where it has no model."""
+    """The `module:attribute` of each model that a file defines, in the file's order. Imports the file, by its path below the
+    working directory. ConfigError if it cannot be imported or has no model."""
     name = module_of(file)
     module = imported(name, file)
     if (origin := getattr(module, "__file__", None)) is None or not Path(origin).samefile(file):
@@ -31,7 +31,7 @@ def models_of(file: str) -> list[str]:
 
 
 def one_model_of(file: str) -> str:
-    """`module:attribute` of the one model of a file. ConfigError where it has none, or several."""
+    """The `module:attribute` of the only model in a file. ConfigError if it has none or several."""
     found = models_of(file)
     if len(found) > 1:
         count = _NUMBERS[len(found)] if len(found) < len(_NUMBERS) else len(found)
@@ -41,7 +41,7 @@ def one_model_of(file: str) -> str:
 
 
 def module_of(file: str) -> str:
-    """The name by which a file below the working directory is imported. ConfigError where it has none."""
+    """The module name of a file below the working directory. ConfigError if it cannot have one."""
     path = Path(file)
     if not path.is_file():
         raise ConfigError(f"{file}: no such file")
@@ -55,9 +55,9 @@ def module_of(file: str) -> str:
 
 
 def models_in(module: ModuleType) -> tuple[list[str], str]:
-    """The names of what a module defines and can be served without an option; if there is none, the reason as the end of a
-    sentence. A name that begins with an underscore, and one that was imported, is no model; a class is none beside an
-    object of it. No function is called to find out."""
+    """The names of the models that a module defines; if there are none, also the reason, as the end of a sentence. Names
+    that begin with an underscore and imported objects do not count, nor does a class that has an object among the models. No
+    function is called to find out."""
     own = {
         name: thing
         for name, thing in vars(module).items()
@@ -78,7 +78,7 @@ def models_in(module: ModuleType) -> tuple[list[str], str]:
 
 
 def _used_in(things: Any) -> Sequence[Any]:
-    """The classes of which there are objects among these."""
+    """The classes of the objects among these."""
     return [type(thing) for thing in things if not (inspect.isclass(thing) or inspect.isroutine(thing))]
 
 
@@ -87,8 +87,8 @@ def _home(thing: Any) -> str:
 
 
 def _is_model(thing: Any) -> bool:
-    """True for a model, a loader, and for a class or factory whose annotations say that it makes a model. TypeError or
-    ValueError for what was perhaps meant as one."""
+    """True for a model, for a loader, and for a class or factory whose annotations show that it makes a model. TypeError or
+    ValueError for an object that was perhaps meant as a model."""
     if isinstance(thing, ModelSpec):
         return True
     if inspect.isclass(thing) or (inspect.isroutine(thing) and not inspect.signature(thing).parameters):

@@ -1,4 +1,4 @@
-"""`everywire new`: a folder with a model, its tests and its settings, ready to be served and changed."""
+"""The command `everywire new`: makes a folder with a model, its tests and its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.cli.shadowing import PACKAGES
 from gateway.config.problem import ConfigError
 
 _MODELS = {"text": "shout", "chat": "chat", "tensor": "norms", "audio": "loudness", "rolling": "spell"}
-"""The kinds, and what the model of each is called."""
+"""The kinds, and the name of each kind's model."""
 KINDS = tuple(_MODELS)
 
 _SETTINGS = """\
@@ -29,7 +29,7 @@ capacity = 8  # sessions at once; more wait in a queue
 
 
 def make(folder: Path, kind: str) -> str:
-    """Makes the files, and returns what to do next. ConfigError if the folder has something in it, or cannot be made."""
+    """Makes the files and returns the text of the next steps. ConfigError if the folder is not empty or cannot be made."""
     if folder.resolve().name in PACKAGES:
         raise ConfigError(f"{folder.name} is the name of a package of everywire's: choose another")
     try:
