@@ -1,1 +1,1 @@
-"""What the performance page quotes: programs anyone can run."""
+"""The measurements that the performance page quotes: programs that anyone can run."""

@@ -1,4 +1,4 @@
-"""What the kernel says of another process: its CPU time and its resident memory, and on which core it runs."""
+"""Reads the CPU time and resident memory of another process, and pins it to a core."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ LINUX = sys.platform.startswith("linux")
 
 
 class UnknownCostError(Exception):
-    """This platform does not tell what a process costs; the text says which figure."""
+    """Raised if this platform does not report a figure of a process; the text names it."""
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process with all its threads, those that have ended too.
+    """User and system time in seconds of a process with all its threads, also those that have ended.
 
-    Linux has a clock for it, in nanoseconds. Elsewhere `ps` is asked, which counts in hundredths or whole seconds:
-    measure for several seconds there (`precision`).
+    Linux has a clock for it, in nanoseconds. Elsewhere `ps` reports it in hundredths or whole seconds: measure for several
+    seconds there (`precision`).
     """
     if LINUX:
-        # clock_getcpuclockid(3), which Python has not: the complement of the pid, and 2 for user and system together
+        # clock_getcpuclockid(3), which Python lacks: the complement of the pid, and 2 for user and system together.
         return time.clock_gettime((~pid << 3) | 2)
     return parse_cpu_time(_ps(pid, "time"))
 
 
 def precision() -> str:
-    """How the CPU time of a server is known here, for whoever reads the figures."""
+    """The precision of CPU times here, as a text for readers of the figures."""
     if LINUX:
         return "CPU time as the kernel counts it, in nanoseconds"
     return "CPU time as ps prints it, in hundredths or whole seconds: only runs of several seconds mean something"
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process."""
+    """Resident memory of a process, in bytes."""
     if LINUX:
         with open(f"/proc/{pid}/statm") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
@@ -51,7 +51,7 @@ def _ps(pid: int, column: str) -> str:
 
 
 def parse_cpu_time(text: str) -> float:
-    """Seconds of what `ps -o time` prints: [[days-]hours:]minutes:seconds, with or without a fraction."""
+    """The seconds in the output of `ps -o time`: [[days-]hours:]minutes:seconds, with or without a fraction."""
     days, _, rest = text.rpartition("-")
     seconds = 0.0
     for part in rest.split(":"):
@@ -60,7 +60,7 @@ def parse_cpu_time(text: str) -> float:
 
 
 def cores() -> tuple[int, int] | None:
-    """The core for servers and the one for load; None where a process cannot be pinned, or has one core alone."""
+    """The core for servers and the core for load; None if processes cannot be pinned, or there is only one core."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     allowed = sorted(os.sched_getaffinity(0))
@@ -73,7 +73,7 @@ def pin(pid: int, core: int) -> None:
 
 
 def allow_descriptors(wanted: int) -> None:
-    """Lets this process, and those it starts, open so many descriptors, or as many as the system allows."""
+    """Lets this process, and those it starts, open that many descriptors, or as many as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,4 +1,4 @@
-"""Compares this checkout with another, in turns in one run: what a unit of work costs here, beside what it costs there."""
+"""Compares this checkout with another, in turns in one run: the cost of a unit of work here and there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.servers import EVERYWIRE
 from benchmarks.workloads import WORKLOADS
 
 WATCHED = ("unary-64", "unary-h2-64", "tokens-64", "duplex-pipe", "duplex-256")
-"""What a change may not make dearer."""
+"""The workloads that a change must not make more expensive."""
 
 
 @final
@@ -29,14 +29,14 @@ class Change:
 
     @property
     def percent(self) -> float:
-        """The median of the pairs: what both have from the machine at one time falls out of it."""
+        """The median of the pairs: an effect of the machine on both rounds of a pair cancels out."""
         return statistics.median(self.percents)
 
 
 def changes(
     checkout: Path, names: Sequence[str], *, seconds: float, rounds: int, note: Callable[[str], None] = lambda text: None
 ) -> list[Change]:
-    """Runs both checkouts' servers with these workloads. ServerError or LoadError where one does not come up or answer."""
+    """Runs the servers of both checkouts with these workloads. ServerError or LoadError if one does not start or answer."""
     there = replace(EVERYWIRE, name="there", root=checkout.resolve())
     found: list[Change] = []
     for name in names:
@@ -47,7 +47,7 @@ def changes(
 
 
 def change(name: str, figure: str, there: Sequence[float], here: Sequence[float]) -> Change:
-    """What the rounds of both come to."""
+    """The change that the rounds of both show."""
     percents = tuple((after / before - 1) * 100 for before, after in zip(there, here, strict=True))
     medians = statistics.median(there), statistics.median(here)
     return Change(workload=name, figure=figure, there=medians[0], here=medians[1], percents=percents)

@@ -1,4 +1,4 @@
-"""What it costs to put rows of several requests together: joining and cutting alone, and requests through the whole queue.
+"""The cost of batching rows of several requests: joining and cutting alone, and requests through the whole queue.
 
 python -m benchmarks micro batching
 """
@@ -61,7 +61,7 @@ def _joined_by_hand(width: int) -> Callable[[], object]:
 
 
 class _Client:
-    """Asks again and again, as one who waits for each answer."""
+    """A client that sends the next request after each answer."""
 
     def __init__(self, request: InferRequest) -> None:
         self._request, self._left = request, _EACH
@@ -77,7 +77,7 @@ class _Client:
 
 
 def _through(batching: Batching | None) -> float:
-    """The cost of a request among those of many clients, all of them waiting in one process."""
+    """The cost of a request if many clients wait at once, all in one process."""
 
     spec = _spec(batching)
 

@@ -27,7 +27,7 @@ from benchmarks.workloads import WORKLOADS
 T = TypeVar("T")
 
 FAILURES = (ServerError, LoadError, UnknownCostError)
-"""What a person is told in words."""
+"""Errors that are printed as one line, without a traceback."""
 
 _EPILOG = """
 \b
@@ -53,10 +53,10 @@ medians of several rounds in which the servers take turns. Compare within one ru
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def program() -> None:
-    """What everywire costs, on any machine, with nothing but its own dependencies.
+    """Measure the cost of everywire on any machine, with nothing but its own dependencies.
 
-    `micro` measures machines and codecs alone; `server` starts the real server and bare floors beside it, on the
-    loopback interface, with a load client of its own; `guard` fails when a ratio to a floor has grown beyond its bound.
+    `micro` measures machines and codecs alone. `server` starts the real server, and bare floors beside it, on the loopback
+    interface, with its own load client. `guard` fails if a ratio to a floor has grown beyond its bound.
     """
 
 
@@ -129,8 +129,8 @@ def server(names: tuple[str, ...], seconds: float, rounds: int, file: Path | Non
 
 @program.command(short_help="Fail when we have become dear beside the floors.")
 def guard() -> None:
-    """Measure a few workloads shortly and fail, with exit status 1, where the ratio to the floor of the same run is above
-    its bound in benchmarks/guard.py. About 20 seconds; a workload that fails is measured once more."""
+    """Measure a few workloads shortly and fail, with exit status 1, if the ratio to the floor of the same run is above its
+    bound in benchmarks/guard.py. Takes about 20 seconds; a workload that fails is measured once more."""
     _explain()
     try:
         verdicts = list(guards.judge())
@@ -150,7 +150,8 @@ def guard() -> None:
 @_json
 def against(checkout: Path, names: tuple[str, ...], seconds: float, rounds: int, file: Path | None) -> None:
     """Run the server of CHECKOUT, such as a git worktree of the commit before, and that of this one in turns, and print
-    what the change costs: the median of all pairs of rounds. The workloads that a change may not make dearer, or NAMES."""
+    the cost of the change: the median of all pairs of rounds. Without NAMES, runs the workloads that a change must not make
+    more expensive."""
     chosen = tuple(_chosen(names, WORKLOADS, "workload")) if names else WATCHED
     _explain()
     try:

@@ -1,4 +1,4 @@
-"""Running a workload against its servers side by side, and what may be concluded from the rounds."""
+"""Runs a workload against its servers side by side, and draws conclusions from the rounds."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Row:
     workload: str
     server: str
     figure: str
-    """What each value is, such as us/request."""
+    """The unit of each value, such as us/request."""
     values: tuple[float, ...]
     per_second: float
-    """Units in a second, the median; of wall-clock time, so of little worth on a shared machine."""
+    """Units per second of wall-clock time, the median: of little value on a shared machine."""
     load_share: float
     """The load client's greatest share of its core."""
     ratio: float | None = None
-    """This server's median beside the floor's; None for the floor, and where it would mean nothing."""
+    """This server's median divided by the floor's; None for the floor, and if it would mean nothing."""
 
     @property
     def median(self) -> float:
@@ -54,11 +54,11 @@ def compare(
     programs: Sequence[Program] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """Rounds of a workload against its servers, each server once in each round, so that what else the machine does
-    falls on all. `programs` takes the place of the workload's own servers.
+    """Runs rounds of a workload against its servers, each server once in each round, so that other work of the machine
+    affects all. `programs` replaces the workload's own servers.
 
-    All run at the same time, but one has load: an idle server costs the others nothing. Servers and load have a core
-    each where the platform can pin. ServerError or LoadError where a server does not come up or does not answer.
+    All servers run at the same time, but only one has load: an idle server costs the others nothing. Servers and load have
+    one core each if the platform can pin. ServerError or LoadError if a server does not start or does not answer.
     """
     chosen = []
     for program in programs or workload.servers:
@@ -82,7 +82,7 @@ def _one_pass(
     with ExitStack() as stack:
         running = [stack.enter_context(started(program, core=server_core)) for program in programs]
         for number in range(rounds):
-            for server in running[:: -1 if number % 2 else 1]:  # as it drifts, what the machine does falls on each
+            for server in running[:: -1 if number % 2 else 1]:  # both ways, as the machine drifts
                 plan = workload.plan(server, seconds=seconds, core=load_core)
                 try:
                     results[server.program.name].append(load(plan))
@@ -92,7 +92,7 @@ def _one_pass(
 
 
 def load(plan: Plan) -> Result:
-    """One run of the load client in a process of its own."""
+    """Runs the load client once, in its own process."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.load"],
@@ -113,7 +113,7 @@ def load(plan: Plan) -> Result:
 
 
 def value(measure: Measure, result: Result) -> float:
-    """The number that a round stands for: microseconds of CPU or KiB a unit, or MiB."""
+    """The value of a round: microseconds of CPU per unit, KiB per unit, or MiB."""
     match measure:
         case Measure.CPU:
             return result.server_cpu / result.units * 1e6
@@ -135,7 +135,7 @@ def _row(workload: Workload, server: str, results: Sequence[Result]) -> Row:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one workload with each median beside that of the second, which is the floor."""
+    """The rows of one workload, each with the ratio of its median to that of the second row, which is the floor."""
     if len(rows) < 2:
         return list(rows)
     floor = rows[1]
@@ -143,5 +143,5 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def ratio(ours: float, floor: float) -> float | None:
-    """How many times the floor; None where the floor is nothing, as a memory that did not grow is."""
+    """The multiple of the floor; None if either is not positive, like the growth of memory that did not grow."""
     return ours / floor if floor > 0 and ours > 0 else None

@@ -1,4 +1,4 @@
-"""Models that do their worst in processes of their own, one at a time: what becomes of their sessions and of all others."""
+"""Runs models that fail in their own processes, one at a time, and reports how their sessions and all others end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from benchmarks.servers import ROOT, Program, started
 from benchmarks.streams import PATIENCE, Stream, Victim
 
 SESSIONS = 5
-"""Of each victim."""
+"""Sessions of each victim."""
 STREAMS = 100
-"""Of other models: half of them in the gateway's process, half in a process."""
+"""Streams of other models: half of them in the gateway's process, half in a process."""
 _PAUSE = 0.005  # seconds between two pings
 
 Fault: TypeAlias = Callable[["Victim"], Any]
@@ -32,12 +32,12 @@ Fault: TypeAlias = Callable[["Victim"], Any]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fared:
-    """What one fault came to."""
+    """The results of one fault."""
 
     fault: str
     what: str
     endings: dict[str, int]
-    """Of the victim's sessions."""
+    """The number of the victim's sessions by ending."""
     told: tuple[float, ...]
     """Seconds from the fault, or from the request that brings it, to the end of each."""
     back: float
@@ -82,7 +82,7 @@ async def _by_itself(victim: Victim) -> None:
 
 
 async def _and_leaves(victim: Victim) -> None:
-    """The client that brought it leaves: its model is to stop, and does not."""
+    """Brings the fault and then leaves as its client: the model must stop, but does not."""
     await victim.fault()
     await trio.sleep(0.5)
     victim.began = time.monotonic()
@@ -97,7 +97,7 @@ FAULTS: dict[str, tuple[str, Fault, bool]] = {
     "deaf": ("C code on its loop for a minute; its client leaves; stop_within = 1s", _and_leaves, True),
     "memory": ("it allocates without end; memory_limit = 512MiB", _by_itself, False),
 }
-"""What it is, what brings it, and whether it ends all sessions of its process."""
+"""The faults by name: a description, the function that brings the fault, and True if it ends all sessions of its process."""
 
 
 async def _play(port: int, name: str) -> Fared:
@@ -144,7 +144,7 @@ async def _play(port: int, name: str) -> Fared:
 
 
 def measure(names: Sequence[str], note: Callable[[str], None]) -> list[Fared]:
-    """Each of these faults, beside the streams of other models, in one server after the other."""
+    """Plays each of these faults beside the streams of other models, each in a new server."""
     rows = list[Fared]()
     for name in names:
         note(f"playing {name}: {FAULTS[name][0]}")
@@ -179,7 +179,7 @@ def cells(row: Fared) -> tuple[str, ...]:
 
 
 def _ping(port: int) -> list[float]:
-    """Asks /ping until something is on stdin; the waits' median, 99th percentile and worst."""
+    """Requests /ping until there is input on stdin; returns the median, 99th percentile and worst wait in seconds."""
     import select
 
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)

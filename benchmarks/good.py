@@ -1,7 +1,7 @@
-"""Good clients, who ask one question after the other and wait for each answer: what they wait beside somebody else's load.
+"""Good clients, which send one request after the other and wait for each answer: their waits beside another client's load.
 
-`python -m benchmarks.good PORT` is all of them in a process of their own: it asks a few questions that do not count, says
-`ready`, reads how many seconds from its input, asks for so long, and prints the waits as JSON.
+`python -m benchmarks.good PORT` runs all of them in one process. It sends a few requests that do not count, prints `ready`,
+reads a number of seconds from its input, sends requests for that time, and prints the waits as JSON.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import h2.events
 from benchmarks import requests
 
 LIMIT = 0.25
-"""Seconds that the 99th percentile of a good client may be."""
+"""Seconds that the 99th percentile of a good client's waits may be, at most."""
 PATIENCE = 60.0
 PAUSE = 0.005  # seconds between an answer and the next question
 _WARM_UP = 5
-_TOLD = 5  # failures that are told in words
+_TOLD = 5  # failures that are reported in words, at most
 _TOKENS = 16
 _JSON = [("content-type", "application/json")]
 
 FAILURES = (OSError, http.client.HTTPException)
-"""What `ask` raises where there is no answer, or another one than 200."""
+"""The exceptions of `ask` if there is no answer, or one with another status than 200."""
 Fields = Sequence[tuple[str, str]]
 
 
@@ -50,11 +50,11 @@ class Waits:
     worst: float
     failed: int = 0
     failures: tuple[str, ...] = ()
-    """The first of them, in words."""
+    """The first failures, in words."""
 
 
 class Client(Protocol):
-    """Asks, and raises one of FAILURES where that is not answered as it should be."""
+    """A client whose `ask` raises one of FAILURES if the answer is not as expected."""
 
     def ask(self) -> None: ...
 
@@ -74,14 +74,14 @@ class _HTTP1:
         if answer.status != 200:
             raise http.client.HTTPException(f"status {answer.status}: {said[:200]!r}")
         if not self._kept:
-            self._line.close()  # the next question opens it again
+            self._line.close()  # the next request opens it again
 
     def close(self) -> None:
         self._line.close()
 
 
 class _HTTP2:
-    """One stream after the other on one connection, which is opened again where the server has said goodbye to it."""
+    """Sends one stream after the other on one connection, and opens it again if the server has sent GOAWAY."""
 
     def __init__(self, port: int, fields: Fields, path: bytes, body: bytes) -> None:
         pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", "127.0.0.1"), (":path", path.decode())]
@@ -142,12 +142,12 @@ CLIENTS: dict[str, Callable[[int, Fields], Client]] = {
     "http2": lambda port, fields: _HTTP2(port, fields, requests.INFER, _INFER),
     "tokens": lambda port, fields: _HTTP1(port, fields, requests.INVOCATIONS, _GENERATE, kept=True),
 }
-"""Each by its name: HTTP/1.1 on a connection that it keeps and on fresh ones, HTTP/2, a text model's stream. They need the
+"""The clients by name: HTTP/1.1 on a kept connection and on fresh ones, HTTP/2, and a text model's stream. They need the
 models `identity` and `tokens` of the benchmarks' server."""
 
 
 def asked(client: Client, until: float) -> Iterator[float]:
-    """The wall time of each question, the connection's opening included where it is a fresh one."""
+    """Yields the wall time of each request in seconds, which includes opening a fresh connection."""
     while (began := time.monotonic()) < until:
         client.ask()
         yield time.monotonic() - began
@@ -155,7 +155,7 @@ def asked(client: Client, until: float) -> Iterator[float]:
 
 
 def summed(load: str, kind: str, waits: list[float], failures: Sequence[str] = ()) -> Waits:
-    """Median, 99th percentile and worst; nought where nothing was answered."""
+    """The median, 99th percentile and worst of the waits; 0 if nothing was answered."""
     ordered = sorted(waits) or [0.0]
     at = [ordered[min(len(ordered) * part // 100, len(ordered) - 1)] for part in (50, 99)]
     return Waits(

@@ -1,7 +1,7 @@
-"""The guard: fails when our server has become dear beside a floor that is measured in the same run.
+"""The guard: fails if the server has become expensive compared with a floor that is measured in the same run.
 
 Only ratios are judged, never times: both sides run on the same machine, in turns, and CPU time is counted, so neither a
-slow machine nor a busy one can fail it. What fails once is measured once more.
+slow machine nor a busy one can fail it. A workload that fails is measured once more.
 
 To move a bound: run `python -m benchmarks guard` three times on a machine that does little else, take the greatest ratio
 seen of that workload, and write about twice of it below. A bound that had to be raised wants a reason in the commit.
@@ -27,7 +27,7 @@ ROUNDS = 3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What a workload may cost, in multiples of a floor that runs on every platform."""
+    """The most that a workload may cost, in multiples of a floor that runs on every platform."""
 
     floor: Program
     most: float
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def verdict(name: str, rows: list[Row], most: float) -> Verdict:
-    """What the rows of ours and of its floor, in this order, come to."""
+    """The verdict on two rows: the server's and its floor's, in this order."""
     ours, floor = (row.median for row in rows)
     return Verdict(workload=name, ours=ours, floor=floor, ratio=ours / floor, most=most)
 
@@ -74,7 +74,7 @@ def measure(name: str, bound: Bound) -> Verdict:
 
 
 def judge(measure: Measure = measure) -> Iterator[Verdict]:
-    """The last word on each workload: that of its second measurement where the first failed or does not hold."""
+    """Yields the verdict on each workload: that of a second measurement if the first failed or does not hold."""
     for name, bound in BOUNDS.items():
         found: Verdict | None = None
         with suppress(ServerError, LoadError):

@@ -1,4 +1,4 @@
-"""What HTTP/2 costs our server machine by itself: CPU microseconds of heads, frames and whole unary exchanges.
+"""The cost of HTTP/2 in the server machine alone: CPU microseconds of heads, frames and whole unary exchanges.
 
     python -m benchmarks.http2_heads
 
@@ -44,7 +44,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def heads(changing: str) -> Iterator[bytes]:
-    """Header blocks of one client, with a field that changes in the way named, or nothing that does."""
+    """Yields the header blocks of one client, with a field that changes in the named way, or none that changes."""
     encoder, n = Encoder(), 0
     while True:
         n += 1
@@ -66,12 +66,12 @@ def requests(changing: str, body: bytes) -> list[tuple[int, bytes]]:
 
 WIDE = (2**30).to_bytes(4)
 OPENING = PREFACE + frame(4, 0, 0, b"\0\x04" + WIDE) + frame(4, 1, 0, b"") + frame(8, 0, 0, WIDE)
-"""SETTINGS and WINDOW_UPDATE of a client whose windows never hold anything up."""
+"""SETTINGS and WINDOW_UPDATE of a client whose windows never make the server wait."""
 OPEN = frame(1, 0x4, 1, Encoder().encode([field for field in REQUEST if field[0] != b"content-length"]))
 
 
 class Ours:
-    """Our machine as the gateway drives it."""
+    """The gateway's machine, driven as the gateway drives it."""
 
     def __init__(self) -> None:
         self.machine = HTTP2Connection(Role.SERVER)
@@ -135,7 +135,7 @@ Work = Callable[[Server], float]
 
 
 def exchange(changing: str, *, receiving: bool, answering: bool, trailers: Headers = ()) -> Work:
-    """CPU microseconds per exchange of what is asked for of it."""
+    """CPU microseconds per exchange, of receiving it, answering it or both."""
     written = requests(changing, SMALL)
 
     def work(server: Server) -> float:
@@ -154,7 +154,7 @@ def exchange(changing: str, *, receiving: bool, answering: bool, trailers: Heade
 
 
 def payload_in(together: int) -> Work:
-    """CPU microseconds per DATA frame of 1 KiB, so many of them in a read."""
+    """CPU microseconds per DATA frame of 1 KiB, with `together` frames in a read."""
     data = frame(0, 0, 1, PIECE) * together
 
     def work(server: Server) -> float:

@@ -1,4 +1,4 @@
-"""Unit costs of our machines and codecs through their public names, each beside a floor that does the same work."""
+"""Unit costs of machines and codecs through their public names, each beside a floor that does the same work."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _http1_chunk() -> Cost:
 
 
 def http2() -> Iterator[Case]:
-    """What http2_heads imitates: heads, frames and whole unary exchanges, beside h2."""
+    """The work of http2_heads: heads, frames and whole unary exchanges, beside h2."""
 
     def best(work: http2_heads.Work, server: type[http2_heads.Ours] | type[http2_heads.Plain]) -> float:
         return min(work(server()) for _ in range(3))
@@ -287,7 +287,7 @@ def _json_by_hand(body: bytes) -> object:
 def lmi_token() -> Iterator[Case]:
     """The line of a token in JSON lines."""
     body = requests.generate(10**9).partition(b"\r\n\r\n")[2]
-    # a line is dear once the answer's text is long: a new answer now and then, as there is in life
+    # A line costs more the longer the answer's text is: begin a new answer now and then, as in production.
     encoder = [lmi.TextEncoder(lmi.parse_request(body, "application/json"))]
 
     def ours() -> None:
@@ -315,10 +315,10 @@ GROUPS: dict[str, Group] = {
     "json-library": json_library.cases,
     "rolling-batch": rolling_batch.cases,
 }
-"""Every group by its name."""
+"""All groups by name."""
 
 
 def purpose(group: Group) -> str:
-    """One line on a group."""
+    """The first line of a group's docstring."""
     text = (group.__doc__ or "").strip()
     return text.splitlines()[0] if text else ""

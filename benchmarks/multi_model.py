@@ -1,4 +1,4 @@
-"""`python -m benchmarks.multi_model`: many models, a budget that holds few, and callers who want all of them at once."""
+"""Calls many models from many callers at once, with a budget that holds few: `python -m benchmarks.multi_model`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _COLUMNS = 8
 _POLL_EVERY = 25
 _PAGE = 7
 _GROWTH = 1.1
-"""What may be resident at the end, beside what was after the warm-up."""
+"""The most resident memory at the end, as a multiple of that after the warm-up."""
 
 
 class WalkError(Exception):
-    """What should not have happened, in words."""
+    """Raised if a walk finds a wrong answer or state; the text describes it."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A walk. `size` are the bytes of each model's table, and what it declares."""
+    """The plan of a walk. `size` is the bytes of each model's table, and the memory that the model declares."""
 
     models: int = 200
     fit: int = 20
@@ -48,13 +48,13 @@ class Plan:
     warm_up: int = 1500
     seed: int = 1
     exponent: float = 0.9
-    """Of the models' popularity: the one of rank r is asked for as often as 1 / r to this power."""
+    """The exponent of the models' popularity: the frequency of rank r is 1 / r to this power."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a walk came to. Bytes, and seconds."""
+    """The figures of a walk, in bytes and seconds."""
 
     side: str
     calls: int
@@ -62,11 +62,11 @@ class Figures:
     loads: int
     evictions: int
     conflicts: int
-    """409, where two wanted the same model."""
+    """Answers 409, to a second load of the same model."""
     full: int
-    """507."""
+    """Answers 507."""
     retries: int
-    """Invocations that came for a model that had just left."""
+    """Invocations of a model that had just been unloaded."""
     memory_peak: int
     base: int
     peak: int
@@ -77,7 +77,7 @@ class Figures:
 
 
 def make_models(folder: Path, plan: Plan) -> None:
-    """A folder for each model: a table whose every number says which model and which row it is of."""
+    """Makes a folder for each model, with a table whose numbers each identify the model and the row."""
     for number in range(plan.models):
         model = folder / name_of(number)
         model.mkdir()
@@ -119,7 +119,7 @@ class Server:
         self.port = int(self.ledger()["port"])
 
     def ledger(self) -> dict[str, Any]:
-        """What it holds now."""
+        """The server's current holdings, as it reports them."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("ledger\n")
@@ -131,7 +131,7 @@ class Server:
         return ledger
 
     def stop(self) -> None:
-        """Ends it; WalkError where it does not end well."""
+        """Ends the server. WalkError if it does not end with status 0."""
         try:
             self._process.communicate(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -158,7 +158,7 @@ class Caller:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-        """Status and body."""
+        """Sends a request; returns the status and body of the answer."""
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None:
             fields["content-type"] = "application/json"
@@ -167,7 +167,7 @@ class Caller:
         return answer.status, answer.read()
 
     def models(self, limit: int = 100) -> list[str]:
-        """All pages of GET /models."""
+        """The names on all pages of GET /models."""
         names: list[str] = []
         token = ""
         while True:
@@ -184,14 +184,14 @@ class Caller:
         self._http.close()
 
 
-# ---- who calls
+# ---- the callers
 
 
 class Side(Protocol):
-    """Who gets an answer out of a model that may not be loaded."""
+    """A way to call models that may not be loaded."""
 
     def call(self, caller: Caller, number: int, row: int) -> None:
-        """One answer of that model, checked. WalkError where there is none."""
+        """Calls the model and checks the answer. WalkError if there is none, or a wrong one."""
 
     def unload_all(self, caller: Caller) -> None:
         """Leaves no model loaded."""
@@ -199,7 +199,7 @@ class Side(Protocol):
 
 @final
 class Endpoint:
-    """SageMaker's callers: they name a model, and the gateway loads and unloads."""
+    """SageMaker's callers, which name a model; the gateway loads and unloads."""
 
     def __init__(self, plan: Plan, root: Path) -> None:
         pass
@@ -257,7 +257,7 @@ class Platform:
                 first = number not in self._loading
                 if first:
                     self._loading[number] = threading.Event()
-            # who is second asks too: the container has to say 409 then, at once
+            # A second caller asks to load it too: the container must answer 409 at once.
             status, body = caller.ask("POST", "/models", load)
             with self._lock:
                 if status == 200:
@@ -305,7 +305,7 @@ class Platform:
                 self._leaving.pop(number).set()
 
     def unload_all(self, caller: Caller) -> None:
-        """As it believes; and what it believes has to be so."""
+        """Checks that the container lists the models that this platform has loaded, and unloads them."""
         believed = sorted(name_of(number) for number in self._loaded)
         for limit in (_PAGE, 100):
             if caller.models(limit) != believed:
@@ -331,8 +331,8 @@ def _expect(caller: Caller, method: str, name: str, status: int) -> None:
 
 
 def walk(plan: Plan, side: str, folder: Path) -> Figures:
-    """Makes the calls of the plan, a warm-up before them, against a server of its own whose models are in `folder`.
-    WalkError where an answer is missing or wrong, where the budget was exceeded, or where anything is left at the end."""
+    """Makes the calls of the plan, after a warm-up, against its own server with the models in `folder`. WalkError if an
+    answer is missing or wrong, the budget was exceeded, or anything is left at the end."""
     with _serving(folder, plan.fit * plan.size) as server:
         _Walk(replace(plan, calls=plan.warm_up), side, server, folder).run()
         base = server.ledger()
@@ -370,7 +370,7 @@ def walk(plan: Plan, side: str, folder: Path) -> Figures:
 
 @final
 class _Walk:
-    """Workers that call, each with a connection and a list of models of its own."""
+    """Workers that call, each with its own connection and list of models."""
 
     def __init__(self, plan: Plan, side: str, server: Server, folder: Path) -> None:
         self._plan, self._server = plan, server
@@ -404,7 +404,7 @@ class _Walk:
                     raise WalkError(f"{len(listed)} models are loaded, and {plan.fit} fit")
 
     def _wait_quiet(self) -> None:
-        """The server sees that its callers have left in its own time."""
+        """Waits until the server has noticed that all callers have left."""
         deadline = time.monotonic() + _PATIENCE
         while (ledger := self._server.ledger())["connections"] or ledger["exchanges"]:
             if time.monotonic() > deadline:
@@ -413,7 +413,7 @@ class _Walk:
 
 
 def _choices(plan: Plan, worker: int) -> Iterator[tuple[int, int]]:
-    """Models and rows, the same for the same seed."""
+    """Yields models and rows; the seed decides all of them."""
     weights = 1 / np.arange(1, plan.models + 1) ** plan.exponent
     popular = np.random.default_rng(plan.seed).permutation(plan.models)
     random = np.random.default_rng([plan.seed, worker])
@@ -435,9 +435,9 @@ def _choices(plan: Plan, worker: int) -> Iterator[tuple[int, int]]:
 @click.option("--seed", type=click.IntRange(0), default=Plan().seed, help="The same calls for the same seed.")
 @click.option("--side", type=click.Choice(sorted(SIDES)), multiple=True, help="One of the two; both where none is named.")
 def program(models: int, fit: int, size: int, workers: int, calls: int, seed: int, side: tuple[str, ...]) -> None:
-    """Call many models whose memory is of few: as SageMaker's platform calls a container, loading and unloading them
-    itself, and as its callers name them, when the gateway does. Fails where an answer is missing or wrong, or where
-    anything is left at the end."""
+    """Call many models with memory for few. On the side `platform`, the caller loads and unloads them, as SageMaker's
+    platform does; on the other side, the caller names a model, and the gateway loads and unloads. Fails if an answer is
+    missing or wrong, or anything is left at the end."""
     sides = side or tuple(sorted(SIDES))
     if "platform" in sides and fit <= workers:
         raise click.UsageError("--fit must be above --workers on the side `platform`: a model in use is not unloaded")

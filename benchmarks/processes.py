@@ -1,4 +1,4 @@
-"""What a process of its own costs a model: CPU of both beside the same model in the gateway's own."""
+"""The cost of running a model in its own process: CPU of both processes beside the same model in the gateway's process."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _KILLED = 20  # sessions at once
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One model, and what is asked of it."""
+    """One model and its workload."""
 
     factory: str
     name: str
-    """The model's, where the requests look for it."""
+    """The model's name in the requests."""
     workload: Workload
 
 
@@ -105,7 +105,7 @@ def children(pid: int) -> list[int]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """CPU microseconds a unit, medians of the rounds."""
+    """CPU microseconds per unit, the medians of the rounds."""
 
     case: str
     what: str
@@ -116,8 +116,8 @@ class Cost:
 
 
 def cost(case: Case, *, seconds: float, rounds: int) -> Cost:
-    """The same load on the model in the gateway's process and on one in a process, in turns. CPU of the gateway and of the
-    model's process are told in rounds of their own."""
+    """Puts one load on the model in the gateway's process and in its own process, in turns. The CPU of the gateway and that
+    of the model's process are measured in separate rounds."""
     server_core, load_core = cores() or (None, None)
     here, there = program(case.name, case.factory), program(case.name, case.factory, "process.enabled=true")
     found: dict[str, list[float]] = {"here": [], "front": [], "child": []}
@@ -167,7 +167,7 @@ def _roundtrips(server: Running) -> list[float]:
 
 
 def echoes() -> Iterator[tuple[str, str]]:
-    """How long 1 KiB takes there and back."""
+    """Times of a round trip of 1 KiB."""
     for where, settings in (("here", ()), ("in a process", ("process.enabled=true",))):
         with started(program("echo", "models.library.echo:Echo", *settings)) as server:
             yield f"1 KiB there and back, {where}", _told(_roundtrips(server))
@@ -191,7 +191,7 @@ async def _cancels(port: int, folder: Path, rounds: int) -> list[float]:
 
 
 def cancels(rounds: int = 200) -> Iterator[tuple[str, str]]:
-    """How long it takes from a client that leaves to its model's `finally`."""
+    """Times from a client's leaving to the `finally` of its model."""
     with tempfile.TemporaryDirectory(prefix="everywire-bench-") as folder:
         for where, settings in (("here", ()), ("in a process", ("process.enabled=true",))):
             at = Path(folder) / where.replace(" ", "-")
@@ -219,13 +219,13 @@ async def _kills(port: int, pid: int, rounds: int) -> list[float]:
 
 
 def kills(rounds: int = 20) -> Iterator[tuple[str, str]]:
-    """How long it takes from SIGKILL of a process to the end of each of its sessions, at their clients."""
+    """Times from SIGKILL of a process to the end of each of its sessions, as their clients see it."""
     with started(program("numbers", "benchmarks.victims:numbers", "process.enabled=true")) as server:
         yield f"SIGKILL to told, {_KILLED} sessions", _told(trio.run(_kills, server.port, server.pid, rounds))
 
 
 def memory() -> Iterator[tuple[str, str]]:
-    """What a process has that has answered nothing yet, with a model that is none."""
+    """Memory of a process with a trivial model, before its first call."""
     with started(program("numbers", "benchmarks.victims:numbers", "process.enabled=true")) as server:
         (child,) = children(server.pid)
         rollup = Path(f"/proc/{child}/smaps_rollup").read_text()
@@ -237,7 +237,7 @@ def memory() -> Iterator[tuple[str, str]]:
 
 
 def _rate(count: int, seconds: float) -> float:
-    """Calls a second of so many bare processes."""
+    """Calls per second of `count` bare processes."""
     code = (
         "import sys,time,numpy as n\nfrom benchmarks.victims import busy\nx=n.zeros(1,n.float32);busy(x);print(1,flush=True)"
     )
@@ -268,7 +268,7 @@ def _served_rate(instances: int, seconds: float) -> float:
 
 
 def scaling(seconds: float = 3.0, rounds: int = 3) -> Iterator[tuple[str, str]]:
-    """What two instances of a model of pure Python do beside one, and two bare processes beside one, in turns."""
+    """Compares two instances of a pure Python model with one, and two bare processes with one, in turns."""
     served = [
         (_served_rate(1, seconds), _served_rate(2, seconds), _rate(1, seconds), _rate(2, seconds)) for _ in range(rounds)
     ]

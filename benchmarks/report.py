@@ -31,13 +31,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> s
 
 
 def number(value: float) -> str:
-    """Three significant digits, and no more than a reader can use."""
+    """A number with about three significant digits."""
     size = abs(value)
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
 def servers_table(rows: Sequence[Row]) -> str:
-    """Medians of what each server cost."""
+    """A table of each server's median cost."""
     head = ("workload", "server", "unit", "median", "lowest", "highest", "x floor", "units/s", "load's share")
     lines = [
         (
@@ -57,7 +57,7 @@ def servers_table(rows: Sequence[Row]) -> str:
 
 
 def warnings(rows: Sequence[Row]) -> list[str]:
-    """What a reader of the table must know about it."""
+    """Warnings about rows in which the load client may have set the pace."""
     return [
         f"{row.workload} against {row.server}: the load client used {row.load_share:.2f} of its core, so that it may have "
         "set the pace; the server's cost for each unit stands"
@@ -67,7 +67,7 @@ def warnings(rows: Sequence[Row]) -> list[str]:
 
 
 def changes_table(rows: Sequence[Change]) -> str:
-    """What each workload costs there and here."""
+    """A table of each workload's cost in both checkouts."""
     head = ("workload", "unit", "there", "here", "change %", "lowest", "highest")
     lines = [
         (
@@ -104,7 +104,7 @@ def waits_table(rows: Sequence[Waits]) -> str:
 
 
 def verdicts_table(verdicts: Sequence[Verdict]) -> str:
-    """What the guard found."""
+    """A table of the guard's verdicts."""
     head = ("workload", "verdict", "us", "floor us", "x floor", "at most")
     lines = [
         (
@@ -121,7 +121,7 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured."""
+    """A description of this machine and its Python."""
     return {
         "system": platform.platform(),
         "processor": processor(),
@@ -131,7 +131,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name; what kind it is where the system does not say."""
+    """The processor's name, or its architecture if the system does not report the name."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -142,7 +142,7 @@ def processor() -> str:
 
 
 def write_json(file: Path, **content: Any) -> None:
-    """The machine and what was measured on it."""
+    """Writes a file with the machine and the figures that were measured on it."""
     text = json.dumps({"machine": machine(), **content}, indent=2)
     file.write_text(text + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The bytes that clients send, made once: every server of one run is asked the same."""
+"""The bytes that clients send, made once: every server of a run gets equal requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def infer_stream(count: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
 
 
 def infer_json(count: int) -> bytes:
-    """The same with its numbers in JSON."""
+    """A v2 infer request like `infer_binary`, with its numbers in JSON."""
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "data": [n / 8 for n in range(count)]}
     return post(INFER, b"application/json", json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
 
@@ -68,17 +68,17 @@ def frame(payload: bytes) -> bytes:
 
 
 def answer_frame(payload: bytes) -> bytes:
-    """The echo of that, as a server writes it."""
+    """The echo of `frame`, as a server writes it."""
     return b"\x82\x7e" + len(payload).to_bytes(2, "big") + payload
 
 
 def duplex_message() -> bytes:
-    """1 KiB as the AWS SDK sends it: an event in a signed envelope; the signature is none."""
+    """1 KiB as the AWS SDK sends it: an event in a signed envelope, here without a signature."""
     return b"".join(encode_request_part(PIECE, DataType.BINARY, Completion.COMPLETE, date_ms=1_750_000_000_000))
 
 
 def duplex_answer() -> bytes:
-    """Its echo, as our server writes it: the event alone."""
+    """The echo of `duplex_message`, as the gateway writes it: the event alone."""
     return b"".join(encode_part(PIECE, DataType.BINARY, Completion.COMPLETE))
 
 

@@ -1,8 +1,8 @@
-"""What a rolling batch gains: CPU microseconds of a token of the library's transformer, 16 sequences at once and one alone.
+"""The gain of a rolling batch: CPU microseconds of a token of the library's transformer, with 16 sequences and with one.
 
     python -m benchmarks micro rolling-batch
 
-Everything but a wire is in it: the threads of the rounds, the hand-over to sessions, the choice and the text of tokens.
+The figures include everything but a wire: the rounds' threads, the hand-over to sessions, and the choice and text of tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 @final
 class Reader:
-    """A client that asks once and counts what it is sent."""
+    """A client that sends one request and counts the tokens of the answer."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._prompts = [prompt]
@@ -46,7 +46,7 @@ class Reader:
 
 
 def token(together: int, parameters: Mapping[str, Any]) -> Cost:
-    """The cost of a token where so many sequences are generated at once: the best of several rounds, in CPU time of the
+    """The cost of a token if `together` sequences are generated at once: the best of several rounds, in CPU time of the
     process."""
 
     def cost() -> float:

@@ -1,8 +1,8 @@
-"""What a large tensor costs more where its model runs in a process of its own: `python -m benchmarks.shared_memory [CALLS]`.
+"""The extra cost of a large tensor if its model runs in its own process: `python -m benchmarks.shared_memory [CALLS]`.
 
-Each model is served twice by one gateway, as a function of its own process and in another; one client sends a tensor by v2's
-binary form and gets one as large back. Printed are the lowest of five medians of the time, and the lowest of five means of
-the CPU of both processes together.
+One gateway serves each model twice: in its own process and in another one. One client sends a tensor in v2's binary form and
+gets one as large back. The output is the lowest of five medians of the time, and the lowest of five means of the CPU of both
+processes together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def more(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 async def in_place(session: Session[InferRequest, InferResponse]) -> None:
-    """As `more`, into an array of the session's."""
+    """Computes like `more`, into an array of the session."""
     async for request in session:
         y = session.empty(request["x"].shape, np.uint8)
         np.add(request["x"], np.uint8(1), out=y)
@@ -48,7 +48,7 @@ async def in_place(session: Session[InferRequest, InferResponse]) -> None:
 
 @contextmanager
 def served(port: int) -> Iterator[list[int]]:
-    """A gateway with each model twice: it, and the processes that it has started."""
+    """Runs a gateway with each model twice; yields the ids of the gateway's process and of those that it has started."""
     command = [sys.executable, "-m", "gateway", "--set", "listen.host=127.0.0.1", "--set", f"listen.port={port}"]
     for name in MODELS:
         factory = f"benchmarks.shared_memory:{name}"

@@ -1,7 +1,7 @@
-"""What spans cost: bytecodes that a request and a token execute more, with a provider whose spans go nowhere.
+"""The cost of spans: the extra bytecodes of a request and a token, with a provider that drops its spans.
 
 `python -m benchmarks.spans` (Python 3.12 or newer). Bytecodes do not depend on the machine or its load. Client and server
-are in one process and in memory: only the differences mean something, and those of a token vary by some ten.
+are in one process and in memory: only differences mean something, and those of a token vary by about ten.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ async def double(session: Session[InferRequest, InferResponse]) -> None:
 
 
 async def tokens(session: Session[Prompt, Token]) -> None:
-    """Streams as a session does."""
+    """Streams tokens from a session."""
     async for prompt in session:
         for number in range(prompt.parameters.max_new_tokens):
             await session.send(Token(text="a ", id=number))
 
 
 async def generated(prompt: Prompt) -> Any:
-    """The same as a generator."""
+    """Streams the tokens of `tokens` as a generator."""
     for number in range(prompt.parameters.max_new_tokens):
         yield Token(text="a ", id=number)
 
 
 async def executed(way: str, question: Question, times: int) -> int:
-    """Bytecodes of so many calls on one connection, after as many that fill what is remembered."""
+    """Counts the bytecodes of `times` calls on one connection, after as many calls that fill the caches."""
     count = 0
 
     def one(code: object, offset: int) -> None:
@@ -83,7 +83,7 @@ async def executed(way: str, question: Question, times: int) -> int:
 
 
 def count(way: str, question: Question, times: int) -> int:
-    """By a clock that stands still: turns that end by the time would differ from run to run."""
+    """Counts with a clock that stands still: turns that end by time would differ from run to run."""
     return trio.run(executed, way, question, times, clock=MockClock(autojump_threshold=0))
 
 

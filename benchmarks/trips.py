@@ -1,8 +1,8 @@
-"""How far a request travels: the calls of our functions that it takes, and the modules and rooms that they are in.
+"""The length of a request's path: the calls of the gateway's functions, and the modules and rooms that they are in.
 
-`python -m benchmarks.trips`. A gateway in memory is warm and profiled; what its client does is left out. A room is a folder,
-or a module that lies alone in its package. The figures do not depend on the machine or its load: who splits a module or
-adds a hop sees here what that costs on the path of a request.
+`python -m benchmarks.trips` profiles a warm gateway in memory, without its client's calls. A room is a folder, or a module
+alone in its package. The figures do not depend on the machine or its load: they show the cost of splitting a module or
+adding a hop on the path of a request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Once = Callable[[], Awaitable[None]]
 
 @final
 class Trip:
-    """The calls that tasks make, without the client's."""
+    """Counts the calls that tasks make, without the client's."""
 
     def __init__(self) -> None:
         self.modules: list[str] = []
@@ -132,7 +132,7 @@ async def text(stack: AsyncExitStack) -> Once:
 
 
 async def measured(way: Callable[[AsyncExitStack], Awaitable[Once]]) -> dict[str, int]:
-    """One warm request, and what follows it until nobody has anything to do."""
+    """Profiles one warm request, and the work after it until all tasks wait."""
     async with AsyncExitStack() as stack:
         once = await way(stack)
         for _ in range(WARM):
@@ -150,8 +150,8 @@ async def measured(way: Callable[[AsyncExitStack], Awaitable[Once]]) -> dict[str
 
 
 def seen_from(way: Callable[[AsyncExitStack], Awaitable[Once]]) -> dict[str, int]:
-    """The figures of one trip. Whether an exchange runs in the task that leads, or in one of its own, is for chance to say:
-    so it is always the same chance."""
+    """The figures of one trip. Chance decides if an exchange runs in the leading task or in its own, so the seed is
+    fixed."""
     with seeded(0, threads=True):
         return trio.run(measured, way, clock=MockClock(autojump_threshold=0.01))
 

@@ -1,4 +1,4 @@
-"""Unit costs: CPU time of a step that is repeated, and the table of what is compared with what."""
+"""Unit costs: the CPU time of a repeated step, and the cases that are compared."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ROUNDS = 5
 ROUND_SECONDS = 0.03
 
 Cost: TypeAlias = Callable[[], float]
-"""Measures: CPU microseconds of one unit."""
+"""Measures and returns the CPU microseconds of one unit."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One unit of work and those who do it. The first is ours; the others are the floors."""
+    """One unit of work and its contenders. The first is everywire's; the others are the floors."""
 
     name: str
     costs: Mapping[str, Cost]
@@ -26,7 +26,7 @@ class Case:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What a case cost: microseconds by contender, ours first."""
+    """The cost of a case: microseconds by contender, everywire's first."""
 
     group: str
     case: str
@@ -34,13 +34,13 @@ class Unit:
 
     @property
     def ratio(self) -> float:
-        """Ours beside the first floor."""
+        """The cost of everywire's contender divided by that of the first floor."""
         ours, floor, *_ = self.microseconds.values()
         return ours / floor
 
 
 def repeated(step: Callable[[], object], *, units: int = 1) -> Cost:
-    """The cost of a step that does so many units: the best of several rounds, in process CPU time."""
+    """The cost of a step that does `units` units: the best of several rounds, in process CPU time."""
 
     def cost() -> float:
         count, best = 1, float("inf")

@@ -1,4 +1,4 @@
-"""The workloads of the server benchmark: what the load does, what is counted, and which servers are compared."""
+"""The workloads of the server benchmark: the load, the counted unit, and the compared servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MESSAGE = requests.duplex_message()
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One workload. The first server is ours, the second the floor that ours is compared with."""
+    """One workload. The first server is everywire, the second the floor that it is compared with."""
 
     name: str
     what: str
@@ -31,11 +31,11 @@ class Workload:
     in_flight: int = 1
     message: Callable[[], bytes]
     at_least: float = 0.0
-    """Seconds below which a round says nothing."""
+    """Seconds that a round must last, at least, to mean anything."""
 
     @property
     def figure(self) -> str:
-        """What the number is."""
+        """The unit of the figure."""
         match self.measure:
             case Measure.CPU:
                 return f"us/{self.unit}"
@@ -46,11 +46,11 @@ class Workload:
 
     @property
     def repeatable(self) -> bool:
-        """Whether one server can be measured again: what it grew by, it may keep."""
+        """True if one server can be measured again. If its memory is measured, it cannot: it may keep what it grew by."""
         return self.measure is Measure.CPU
 
     def plan(self, server: Running, *, seconds: float, core: int | None) -> Plan:
-        """What the load client is told for one round against that server."""
+        """The plan of the load client for one round against that server."""
         return Plan(
             kind=self.kind,
             measure=self.measure,

@@ -1,11 +1,11 @@
-"""A gateway in a nursery of the program's own, beside a TCP service that tells how it fares; one signal ends both well.
+"""A gateway in the program's own nursery, beside a TCP service that reports its state; one signal ends both well.
 
     python beside_a_service.py [PORT [STATUS_PORT]]
     curl -N localhost:8080/invocations -d '{"inputs": "one two three", "stream": true}'
     nc localhost 8090    # then type: models, or: counts
 
 The status service answers until the gateway has drained, so that a drain can be watched. SIGTERM or Ctrl-C drains; a
-second one cuts what still runs. Whichever of the two fails takes the other with it: that is what a nursery is.
+second one cuts the streams that still run. If one of the two fails, the nursery ends the other too.
 """
 
 import json
@@ -39,13 +39,13 @@ async def tell(gateway: Gateway, stream: trio.SocketStream) -> None:
                 for line in lines:
                     await stream.send_all(json.dumps(answer(gateway, line.strip())).encode() + b"\n")
                 if len(asked) > 1000:
-                    return  # no question is that long
+                    return  # no valid question is that long
         except trio.BrokenResourceError:
             pass  # the client has left; an exception would end the gateway too
 
 
 def answer(gateway: Gateway, line: bytes) -> object:
-    """What the status service says to a line."""
+    """The status service's answer to a line."""
     match line:
         case b"counts":
             return {"draining": gateway.draining, **asdict(gateway.counts())}
@@ -58,7 +58,7 @@ def answer(gateway: Gateway, line: bytes) -> object:
 async def main(port: int, status_port: int) -> None:
     config = Config(listen=ListenConfig(host="127.0.0.1", port=port), drain=DrainConfig(timeout=10))
     gateway = Gateway(config, models=[speak])
-    # first of all: a signal that comes while the models load must not be lost
+    # First: a signal that comes while the models load must not be lost.
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, signals, gateway)
@@ -74,7 +74,7 @@ async def main(port: int, status_port: int) -> None:
 
 
 async def obey(signals: AsyncIterator[int], gateway: Gateway) -> None:
-    """The first signal drains, the next one hurries."""
+    """Drains on the first signal, and hurries the drain on each further one."""
     await anext(signals)
     gateway.begin_drain()
     async for _ in signals:

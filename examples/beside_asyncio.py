@@ -1,12 +1,12 @@
-"""A gateway in a program of asyncio's: Trio runs as a guest in asyncio's event loop, in the same thread, beside its tasks.
+"""A gateway in an asyncio program: Trio runs as a guest in asyncio's event loop, in the same thread, beside its tasks.
 
     python beside_asyncio.py [PORT [STATUS_PORT]]
     curl -N localhost:8080/invocations -d '{"inputs": "one two three", "stream": true}'
     nc localhost 8090    # then type: said
 
-The model asks an engine that is asyncio's, with a task in the background. SIGTERM or Ctrl-C drains the gateway, a second one
-cuts what still runs; then the program's own service ends. `trio_in_asyncio` and `asyncio_in_trio` are all that a program of
-yours needs of this.
+The model calls an engine written for asyncio, which has a background task. SIGTERM or Ctrl-C drains the gateway, a second
+one cuts the streams that still run; then the program's own service ends. Your program needs only `trio_in_asyncio` and
+`asyncio_in_trio`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 async def trio_in_asyncio(function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Runs a function of Trio's in this event loop; where this is cancelled, so is that, and this waits for its end."""
+    """Runs a Trio function in this event loop. If the caller is cancelled, the function is cancelled and its end awaited."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[Outcome[T]] = loop.create_future()
     scope, tokens = trio.CancelScope(), list[trio.lowlevel.TrioToken]()
@@ -50,13 +50,13 @@ async def trio_in_asyncio(function: Callable[..., Awaitable[T]], *args: Any) -> 
             if tokens:
                 tokens[0].run_sync_soon(scope.cancel)
             else:
-                scope.cancel()  # it has not begun
+                scope.cancel()  # the guest has not begun
     return over.result().unwrap()
 
 
 async def asyncio_in_trio(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Awaits a coroutine of asyncio's in a task of Trio's; where that is cancelled, so is the coroutine, and this waits for
-    its end."""
+    """Awaits an asyncio coroutine in a Trio task. If the task is cancelled, the coroutine is cancelled and its end
+    awaited."""
     token = trio.lowlevel.current_trio_token()
     task = asyncio.get_running_loop().create_task(coroutine)
     over = trio.Event()
@@ -72,7 +72,7 @@ async def asyncio_in_trio(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Engine:
-    """What a program of asyncio's may have: a queue, and a task that works it off."""
+    """An engine as an asyncio program may have it: a queue, and a task that serves it."""
 
     def __init__(self) -> None:
         self._asked: asyncio.Queue[tuple[str, asyncio.Future[str]]] = asyncio.Queue()
@@ -111,7 +111,7 @@ async def main(port: int, status_port: int) -> None:
                 writer.write(f"{engine.said} words\n".encode())
                 await writer.drain()
         except (ConnectionError, ValueError):
-            pass  # it has left, or its line is too long
+            pass  # the client has left, or its line is too long
         finally:
             writer.close()
 
@@ -130,11 +130,11 @@ async def main(port: int, status_port: int) -> None:
 
 
 async def serve(gateway: Gateway, status: int) -> None:
-    """Serves until a signal has drained it. All that concerns the gateway is called here, on Trio's side."""
+    """Serves until a signal has drained the gateway. All calls to the gateway are made here, on Trio's side."""
     token, loop = trio.lowlevel.current_trio_token(), asyncio.get_running_loop()
 
     def obey() -> None:
-        """The first signal drains, the next one hurries."""
+        """Drains on the first signal, and hurries the drain on each further one."""
         if gateway.draining:
             gateway.hurry()
         else:

@@ -1,12 +1,12 @@
-"""A TLS listener of the program's own before a gateway: certificate and ALPN by the name that is asked for, its own limits.
+"""The program's own TLS listener before a gateway: certificate and ALPN by the requested name, and its own limits.
 
     python own_tls_listener.py FOLDER [PORT]
 
-FOLDER has a NAME.pem (the chain) and a NAME-key.pem for each name that is served, such as `api.example.com`; a client that
+FOLDER has a NAME.pem (the chain) and a NAME-key.pem for each name that is served, such as `api.example.com`. A client that
 asks for another name, or for none, is refused in the handshake. A name that begins with `http1.` offers HTTP/1.1 alone,
-any other HTTP/2 too. At most 1000 connections, and 100 of one address; one more is closed before its handshake.
+any other HTTP/2 too. At most 1000 connections are open, and 100 of one address; one more is closed before its handshake.
 
-SIGTERM or Ctrl-C closes the listener and drains; a second one cuts what still runs.
+SIGTERM or Ctrl-C closes the listener and drains; a second one cuts the streams that still run.
 """
 
 import signal
@@ -35,14 +35,14 @@ async def speak(prompt: Prompt) -> AsyncIterator[str]:
 
 
 def context_of(folder: Path) -> ssl.SSLContext:
-    """The context that becomes that of the name which the client asks for."""
+    """A context that switches, in the handshake, to that of the name which the client asks for."""
     contexts = {}
     for chain in sorted(folder.glob("*.pem")):
         key = chain.with_name(chain.stem + "-key.pem")
         if key.exists():
             contexts[chain.stem] = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2: HTTP/2 allows no other (RFC 9113 section 9.2.2)
+            context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # TLS 1.2's for HTTP/2 (RFC 9113 section 9.2.2)
             context.load_cert_chain(chain, key)
             context.set_alpn_protocols(["http/1.1"] if chain.stem.startswith("http1.") else ["h2", "http/1.1"])
     if not contexts:
@@ -68,7 +68,7 @@ class Front:
         self.of: Counter[str] = Counter()  # connections by address
 
     async def serve(self, below: trio.SocketStream) -> None:
-        """One connection, to its end. No exception leaves it: that would end the listener, and the others."""
+        """Serves one connection to its end. No exception leaves this: it would end the listener and all connections."""
         try:
             address = below.socket.getpeername()[0]
         except OSError:
@@ -79,7 +79,7 @@ class Front:
             return
         self.of[address] += 1
         try:
-            # not https_compatible: then it would end without TLS's goodbye, which tells a whole answer from one that was cut
+            # Not https_compatible: TLS's close_notify at the end tells a whole answer from one that was cut.
             stream = trio.SSLStream(below, self.context, server_side=True)
             try:
                 with trio.fail_after(HANDSHAKE):
@@ -105,7 +105,7 @@ async def main(folder: Path, port: int) -> None:
             listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
             print(f"listening on https://127.0.0.1:{listeners[0].socket.getsockname()[1]}", flush=True)
             with accepting:
-                # connections are the outer nursery's: they go on when accepting has ended
+                # The outer nursery runs the connections: they go on when accepting has ended.
                 await trio.serve_listeners(front.serve, listeners, handler_nursery=nursery)
             await gateway.stopped()
             nursery.cancel_scope.cancel()
@@ -114,7 +114,7 @@ async def main(folder: Path, port: int) -> None:
 
 
 async def obey(signals: AsyncIterator[int], gateway: Gateway, accepting: trio.CancelScope) -> None:
-    """The first signal drains, the next one hurries."""
+    """Closes the listener and drains on the first signal, and hurries the drain on each further one."""
     await anext(signals)
     accepting.cancel()
     gateway.begin_drain()

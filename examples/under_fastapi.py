@@ -4,8 +4,8 @@
     curl localhost:8080/known
     curl -N localhost:8080/inference/invocations -d '{"inputs": "one two three", "stream": true}'
 
-FastAPI is Starlette below, and `under_starlette.py` tells how the two end together. Its `async def` routes run on Trio here,
-and its `def` routes in threads, as everywhere. Under uvicorn, whose event loop is asyncio's: `under_uvicorn.py`.
+FastAPI is built on Starlette, and `under_starlette.py` explains how the two end together. `async def` routes run on Trio
+here, and `def` routes in threads, as everywhere. For uvicorn, whose event loop is asyncio's, see `under_uvicorn.py`.
 """
 
 import signal
@@ -33,14 +33,14 @@ async def speak(prompt: Prompt) -> AsyncIterator[str]:
 
 
 def application(gateway: Gateway) -> FastAPI:
-    """A route of our own of each kind, and the gateway's below /inference."""
+    """The application's own routes, one of each kind, and the gateway's below /inference."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
             await nursery.start(gateway.serve)
             yield
-            await gateway.drain()  # over at once where `obey` has done so before
+            await gateway.drain()  # returns at once if `obey` has drained it
 
     app = FastAPI(lifespan=lifespan)
 
@@ -73,7 +73,7 @@ async def main(port: int) -> None:
 
 
 async def obey(signals: AsyncIterator[int], gateway: Gateway) -> None:
-    """The first signal drains, the next one hurries."""
+    """Drains on the first signal, and hurries the drain on each further one."""
     await anext(signals)
     gateway.begin_drain()
     async for _ in signals:

@@ -5,7 +5,7 @@
     curl -N localhost:8080/inference/invocations -d '{"inputs": "one two three", "stream": true}'
 
 The application's own routes are beside the mount, and its lifespan runs the gateway. SIGTERM or Ctrl-C drains the gateway
-first, while hypercorn still carries what it says, and ends hypercorn when that is over; a second one cuts what still runs.
+first, while hypercorn still carries its answers, and then ends hypercorn; a second one cuts the streams that still run.
 """
 
 import signal
@@ -39,12 +39,12 @@ async def speak(prompt: Prompt) -> AsyncIterator[str]:
 
 
 async def echo(part: Part) -> Part:
-    """For the WebSocket: each part comes back."""
+    """Returns each part, for the WebSocket."""
     return part
 
 
 def application(gateway: Gateway) -> Starlette:
-    """Routes of our own, and the gateway's below MOUNTED."""
+    """The application's own routes, and the gateway's below MOUNTED."""
 
     async def index(request: Request) -> JSONResponse:
         return JSONResponse({name: f"{MOUNTED}/v2/models/{name}" for name in gateway.models})
@@ -56,11 +56,11 @@ def application(gateway: Gateway) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # a mounted application gets no lifespan events: whoever mounts it runs its gateway
+        # A mounted application gets no lifespan events, so the outer application runs the gateway.
         async with trio.open_nursery() as nursery:
             await nursery.start(gateway.serve)
             yield
-            await gateway.drain()  # over at once where `obey` has done so before
+            await gateway.drain()  # returns at once if `obey` has drained it
 
     routes = [Route("/", index), WebSocketRoute("/shout", shout), Mount(MOUNTED, ASGIApp(gateway))]
     return Starlette(routes=routes, lifespan=lifespan)
@@ -75,7 +75,7 @@ async def main(port: int) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, signals, gateway)
-            # hypercorn gives its connections `graceful_timeout` seconds at its end, too few for a stream: so that comes last
+            # At its end hypercorn gives connections `graceful_timeout` seconds, too few for a stream: it ends last.
             where = await nursery.start(partial(serve, application(gateway), server, shutdown_trigger=gateway.stopped))
             print(f"listening on {where[0]}", flush=True)
             await gateway.stopped()
@@ -85,7 +85,7 @@ async def main(port: int) -> None:
 
 
 async def obey(signals: AsyncIterator[int], gateway: Gateway) -> None:
-    """The first signal drains, the next one hurries."""
+    """Drains on the first signal, and hurries the drain on each further one."""
     await anext(signals)
     gateway.begin_drain()
     async for _ in signals:

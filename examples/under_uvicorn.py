@@ -4,9 +4,9 @@
     curl localhost:8090/known
     curl -N localhost:8080/invocations -d '{"inputs": "one two three", "stream": true}'
 
-uvicorn has no event loop of Trio's, so the gateway cannot be mounted in what it serves: it has a port of its own, and its
-clients have its own wires there. The application's lifespan starts it. SIGTERM or Ctrl-C ends uvicorn, and its end drains
-the gateway. `beside_asyncio.py` has what makes Trio a guest, and a model that asks asyncio's objects.
+uvicorn does not run on Trio, so the gateway cannot be mounted in its application: it has its own port, and its own wires
+there. The application's lifespan starts the gateway. SIGTERM or Ctrl-C ends uvicorn, whose end drains the gateway.
+`beside_asyncio.py` has the function that makes Trio a guest, and a model that calls asyncio's objects.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def speak(prompt: Prompt) -> AsyncIterator[str]:
 
 
 def application(gateway: Gateway) -> FastAPI:
-    """A route that tells of the gateway, which lives as long as the application does."""
+    """A route that reports on the gateway, which lives as long as the application does."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -40,7 +40,7 @@ def application(gateway: Gateway) -> FastAPI:
         serving = asyncio.create_task(trio_in_asyncio(serve, gateway, started))
         await asyncio.wait((started, serving), return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
-            await serving  # it could not be started
+            await serving  # raises the reason why it could not start
         yield
         started.result().run_sync_soon(gateway.begin_drain)
         await serving
@@ -55,7 +55,7 @@ def application(gateway: Gateway) -> FastAPI:
 
 
 async def serve(gateway: Gateway, started: asyncio.Future[trio.lowlevel.TrioToken]) -> None:
-    """Serves until it is drained."""
+    """Serves until the gateway has drained."""
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway.serve)
         print(f"listening on http://127.0.0.1:{gateway.port}", flush=True)

@@ -1,4 +1,4 @@
-"""Finds out what a machine does: every input in every state that can be reached, on the real thing, breadth first."""
+"""Explores a machine: gives it every input in every state that can be reached, breadth first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ M = TypeVar("M")
 
 
 class Who(enum.Enum):
-    """Whose doing an input is."""
+    """The side that makes an input."""
 
     PEER = "received"
     WE = "sent"
@@ -21,13 +21,13 @@ class Who(enum.Enum):
 
 
 class NotNow(Exception):
-    """An input that has no meaning where the machine is: nothing is learnt from it."""
+    """Raised for an input that has no meaning in the machine's state: nothing is learnt from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Input(Generic[M]):
-    """Something that can happen to a machine. `do` raises LocalProtocolError where it is refused, RemoteProtocolError where
-    it is the peer's mistake."""
+    """Something that can happen to a machine. `do` raises LocalProtocolError if the machine refuses it, RemoteProtocolError
+    if it is the peer's mistake."""
 
     name: str
     who: Who
@@ -41,10 +41,10 @@ class View(Generic[M]):
     name: str
     title: str
     states: Mapping[str, str]
-    """Each with its meaning, in the order of the diagram; the first one is where it begins."""
+    """The states with their meanings, in the order of the diagram; the first is the initial state."""
     of: Callable[[M], str]
     tells: tuple[Who, ...]
-    """Whose inputs its states decide on: what may be sent in each, and what the peer may not send there."""
+    """The sides whose inputs the states decide on: which ones may be sent in each, and which the peer may not send."""
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -59,22 +59,22 @@ class Transition:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was found out about a view."""
+    """The result of exploring a view."""
 
     transitions: Sequence[Transition]
     may_send: Mapping[str, Sequence[str]]
-    """Which inputs of ours are accepted in each state, if only sometimes."""
+    """The inputs of the machine's own side that each state accepts, at least sometimes."""
     never: Mapping[str, Sequence[str]]
-    """What the peer may never send there: each time it was its mistake."""
+    """The inputs that the peer may never send in each state: they were its mistake each time."""
     situations: int
-    """How many situations of the machine were told apart."""
+    """The number of situations of the machine that were told apart."""
 
 
 def explore(
     make: Callable[[], M], inputs: Sequence[Input[M]], key: Callable[[M], Hashable], views: Sequence[View[M]]
 ) -> dict[str, Found]:
-    """Gives every input to the machine in each situation that can be reached, situations being the same where `key` is.
-    A situation is reached by giving a new machine the inputs of the shortest way there, so a machine need not be copied."""
+    """Gives every input to the machine in each situation that can be reached. Situations with equal `key` are the same.
+    To reach a situation, a new machine gets the inputs of the shortest way there, so no machine is copied."""
 
     def after(path: Sequence[Input[M]]) -> M:
         machine = make()
@@ -117,7 +117,7 @@ def explore(
 
 
 def step_of(machine: M, given: Input[M]) -> bool:
-    """Gives it the input; False where that was the peer's mistake."""
+    """Gives an input to the machine. False if it was the peer's mistake."""
     try:
         given.do(machine)
     except RemoteProtocolError:

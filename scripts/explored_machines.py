@@ -1,4 +1,4 @@
-"""The machines whose states are drawn: what can happen to each, and what its states are called."""
+"""The machines whose states are drawn, with the inputs and the names of the states of each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PEER, WE, BOTH = (Who.PEER,), (Who.WE,), (Who.WE, Who.PEER)
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine with all that is to be tried on it."""
+    """A machine with all inputs to try on it."""
 
     name: str
     title: str
@@ -76,7 +76,7 @@ def _else(name: str, do: Callable[[Any], None]) -> Input[Any]:
 
 
 def _settle(machine: Any) -> None:
-    """Writes what waits, gives out what has come and credits it, as a driver does."""
+    """Writes the waiting bytes, takes the events and credits their data, as a driver does."""
     try:
         while (event := machine.next_event()) is TURN or not isinstance(event, Signal | ConnectionEnd):
             if isinstance(event, Data):
@@ -97,7 +97,8 @@ def _send(event: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def _settle_ours(machine: Any) -> None:
-    """After something of ours. What the peer did wrong may come to light only now, but it is not what has happened."""
+    """Settles after an input of the machine's own side. A mistake of the peer that shows only now is not due to the
+    input."""
     with suppress(RemoteProtocolError):
         _settle(machine)
 
@@ -350,7 +351,7 @@ def _tick(machine: HTTP2Connection) -> None:
 
 
 def _on_stream(data: bytes) -> Callable[[Any], None]:
-    """As `_received`; where the machine resets the stream for it, that was the peer's mistake too."""
+    """Like `_received`; if the machine resets the stream for it, that was the peer's mistake too."""
     receive = _received(data, _opened)
 
     def do(machine: HTTP2Connection) -> None:
@@ -764,7 +765,7 @@ def _exchange() -> Machine:
 
 
 def machines() -> list[Machine]:
-    """All of them, in the order of the page."""
+    """All machines, in the order of the page."""
     return [
         _http1_server(), _http1_client(), _http2_server_stream(), _http2_client_stream(), _http2_connection(), _websocket(),
         *_decoders(), _exchange(),

@@ -147,7 +147,7 @@ def token_stream(tokenizer: Tokenizer, documents: Sequence[str]) -> Integers:
 
 
 def discounts(counts: Integers) -> list[float]:
-    """What modified Kneser-Ney takes from a count of 0, 1, 2 and more (Chen and Goodman 1998, equation 26)."""
+    """The discounts of modified Kneser-Ney for a count of 0, 1, 2 and more (Chen and Goodman 1998, equation 26)."""
     n1, n2, n3, n4 = (int((counts == count).sum()) for count in (1, 2, 3, 4))
     y = n1 / (n1 + 2 * n2)
     return [0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3]

@@ -2,10 +2,10 @@
 
     python scripts/train_tlm.py [--out models/library/data/tlm.npz] [--epochs 8] [--seed 1] [--validate]
 
-It needs PyTorch, which nothing else of the library does. The tokenizer is the n-gram model's, so that perplexities compare
-token by token. The text is that of the Python that runs this; where PyTorch runs in another one,
-`python scripts/train_lm.py --texts FILE` writes it there and `--texts FILE` reads it here. One seed gives one result on one
-machine; another machine rounds differently.
+It needs PyTorch, which nothing else in the library does. The tokenizer is the n-gram model's, so that perplexities compare
+token by token. The text is that of the Python that runs this. If PyTorch runs in another Python, `python scripts/train_lm.py
+--texts FILE` writes the text there and `--texts FILE` reads it here. One seed gives one result on one machine; another
+machine rounds differently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from models.messages import utf8
 
 WIDTH, LAYERS, HEADS, WINDOW = 128, 4, 4, 128
 LENGTH = 256
-"""Tokens of a row: twice the window, so that it is seen full."""
+"""Tokens of a row: twice the window, so that training sees full windows."""
 BATCH = 8
 RATE = 0.01
 WARM_UP = 10
@@ -49,7 +49,7 @@ VALIDATION_ONE_IN = 20
 
 
 class Transformer(nn.Module):
-    """What `models.library.lm.network` computes, for PyTorch to differentiate."""
+    """The network of `models.library.lm.network`, for PyTorch to differentiate."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Transformer(nn.Module):
         return norm(x) @ self.embedding.T
 
     def mask(self, tokens: Tensor) -> Tensor:
-        """What is added to the scores: the further away the less, and minus infinity for what is not seen, which is what
-        comes later, lies outside the window, or is another text."""
+        """The mask that is added to the scores: it falls with the distance. It is minus infinity for tokens that are not
+        seen: later ones, those outside the window and those of another text."""
         place = torch.arange(tokens.shape[1])
         distance = place[:, None] - place[None, :]
         text = (tokens == EOS).cumsum(1)
@@ -98,7 +98,7 @@ class Transformer(nn.Module):
         return (-slopes[:, None, None] * distance).masked_fill(~seen[:, None], -math.inf)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What the file has: weights of 16 bits by their names and layers, and what their shapes do not say."""
+        """The arrays of the file: 16-bit weights by name and layer, and the sizes that their shapes do not show."""
         weights = {name.replace(".", ""): weight.detach().numpy() for name, weight in self.named_parameters()}
         sizes = {"heads": np.array(self.heads), "window": np.array(self.window)}
         return {name: weight.astype(np.float16) for name, weight in weights.items()} | sizes

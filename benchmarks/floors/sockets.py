@@ -1,4 +1,4 @@
-"""What the floors share: listening on the loopback interface, and reading and writing with Trio's bare waits."""
+"""The parts that floors share: listening on the loopback interface, and reading and writing with Trio's bare waits."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ async def accept(port: int, opened: Callable[[socket.socket], None]) -> None:
 
 
 async def read(sock: socket.socket) -> bytes:
-    """What is there, after waiting for it; b"" at the end."""
+    """Waits for bytes and reads them; b"" at the end."""
     await wait_readable(sock)
     return sock.recv(READ)
 
 
 async def write(sock: socket.socket, data: bytes | memoryview) -> None:
-    """All of it, waiting where the kernel takes no more."""
+    """Writes all bytes; waits while the kernel takes no more."""
     while True:
         try:
             n = sock.send(data)

@@ -1,4 +1,4 @@
-"""What the load client is told, and what it answers."""
+"""The input and output of the load client: a plan and a result."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import final
 
 
 class Kind(enum.Enum):
-    """What travels on a connection."""
+    """The kinds of load on a connection."""
 
     UNARY = enum.auto()
     """HTTP/1.1: a request, its answer with a content-length, and again."""
     STREAMS = enum.auto()
-    """HTTP/2: the same on each of its streams."""
+    """HTTP/2: on each stream a request and its answer, again and again."""
     TOKENS = enum.auto()
     """HTTP/1.1: a request, tokens in chunks, and again."""
     FRAMES = enum.auto()
@@ -23,7 +23,7 @@ class Kind(enum.Enum):
 
 
 class Measure(enum.Enum):
-    """What the figure is."""
+    """The kinds of figure."""
 
     CPU = enum.auto()
     """CPU time of the server while the load runs, and the units in that time."""
@@ -63,18 +63,18 @@ class Plan:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one run saw."""
+    """The result of one run."""
 
     units: float
     seconds: float
     server_cpu: float
     """Seconds of CPU."""
     load_cpu: float
-    """The same of the load client itself."""
+    """Seconds of CPU of the load client itself."""
     memory: int = 0
     """Growth of the server's resident bytes."""
 
     @property
     def load_share(self) -> float:
-        """How much of one core the load client used: near 1 it, and not the server, set the pace."""
+        """The share of one core that the load client used. Near 1, the client set the pace, not the server."""
         return self.load_cpu / self.seconds
