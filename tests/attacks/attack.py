@@ -1,4 +1,4 @@
-"""What an attack is: a function with its name, the server that it wants, and what the defence owes; and where they are found."""
+"""Attacks: each is a function with a name, the settings of its server, and the limits that the defence must keep."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Attack:
     """A line for the list: the first of its function's docstring."""
     run: Run
     settings: tuple[str, ...] = ()
-    """Of the server, as `--set` takes them; `{folder}` is a folder of this run alone."""
+    """Settings of the server, as `--set` takes them; `{folder}` is a folder of this run alone."""
     models: Mapping[str, str] = field(default_factory=dict)
     """More of them, each with its factory. `echo`, `identity` and `tokens` are there."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of that folder with their text, written before the server starts."""
     fields: tuple[tuple[str, str], ...] = ()
-    """What good clients say with each request, such as a key."""
+    """Fields that good clients send with each request, such as a key."""
     tls: bool = False
-    """Whether there is a port with TLS too."""
+    """True if there is a port with TLS too."""
     stalled_log: bool = False
-    """Whether the server's log goes to a pipe that nobody reads."""
+    """True if the server's log goes to a pipe that is never read."""
     descriptors: int = 0
     """How many the server may have; 0: as many as this process."""
     ends: str = ""
@@ -56,9 +56,9 @@ class Attack:
     after: int = 8
     """MiB by which it may still be larger 15 s after it."""
     nightly: bool = False
-    """Whether pytest leaves it to `python -m tests.attacks --all`: it has a minute for all of them."""
+    """True if pytest, which has a minute for all attacks, leaves this one to `python -m tests.attacks --all`."""
     fair: bool = True
-    """Whether good clients are never to fail, nor to wait. False: with the reason in the docstring."""
+    """True if good clients must never fail nor wait. If False, the docstring has the reason."""
 
 
 _found: dict[str, Attack] = {}

@@ -41,9 +41,9 @@ class Ended:
     seconds: float = 0.0
     """From its first byte until it was ended."""
     said: str = ""
-    """What stood with it: debug data, a reason, the beginning of a body."""
+    """The text that came with the end: debug data, a reason, the beginning of a body."""
     heard: dict[str, int] = field(default_factory=dict)
-    """What else came before, counted: `status 200`, `rst 7`, `pong`."""
+    """Other answers before the end, counted: `status 200`, `rst 7`, `pong`."""
 
 
 class Side(Protocol):
@@ -52,7 +52,7 @@ class Side(Protocol):
     opening: bytes
 
     def more(self) -> tuple[bytes, int]:
-        """What is sent next, and how many frames that is; no bytes: nothing for now."""
+        """The bytes to send next, and their number of frames; no bytes: nothing for now."""
         ...
 
 
@@ -87,7 +87,7 @@ class Line:
 
 @final
 class Attacker:
-    """What an attack works with: where the server is, chance, time, and the ways to send."""
+    """The tools of an attack: the server's ports, random numbers, time, and the ways to send."""
 
     def __init__(self, *, port: int, tls_port: int, seconds: float, seed: int, within: float) -> None:
         self.within = within
@@ -95,11 +95,11 @@ class Attacker:
         self.until = time.monotonic() + seconds
         self.endings: list[Ended] = []
         self.did: Counter[str] = Counter()
-        """What else the row tells, such as how many requests were made."""
+        """Other counts for the row, such as the number of requests."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether its time is not over."""
+        """True while the attack's time is not over."""
         return time.monotonic() < self.until
 
     def sleep(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ class Attacker:
         self.endings.append(Ended(by=by, frames=frames, bytes=bytes, seconds=seconds, said=said[:200]))
 
     def connect(self, *, tls: bool = False) -> socket.socket:
-        """A blocking socket to the server, TLS's handshake done with `tls`, whose certificate is not looked at."""
+        """A blocking socket to the server; with `tls` after a TLS handshake, which verifies no certificate."""
         sock = self._opened(self.tls_port if tls else self.port)
         if not tls:
             return sock
@@ -217,11 +217,11 @@ class Attacker:
             over(line, self.still_open(line.began))
 
     def still_open(self, began: float) -> str:
-        """What a connection of that age is, which nobody has ended."""
+        """The word for a connection of that age that is still open: `open`, or `young` within the limit."""
         return "open" if time.monotonic() - began > self.within else "young"
 
     def _last_words(self, line: Line) -> None:
-        """What had come before a write failed."""
+        """Reads the bytes that had come before a write failed."""
         with suppress(OSError):
             while data := line.sock.recv(_READ):
                 line.ear.take(data)

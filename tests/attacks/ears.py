@@ -1,4 +1,4 @@
-"""What the server says to an attacker, as far as it tells how a connection was ended: one reader for each wire."""
+"""Readers of the server's answers to an attacker, one for each wire: they find how a connection was ended."""
 
 from __future__ import annotations
 

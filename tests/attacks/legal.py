@@ -92,7 +92,7 @@ class Client:
     name: str
     what: str
     command: Callable[[str, int, Path], list[str]]
-    """Of the server's address, the number of calls, and a folder for files."""
+    """Makes the command line from the server's address, the number of calls, and a folder for files."""
     present: Callable[[], bool]
     tls: bool = False
     """It comes over TLS, where nothing can be heard between: its own failures and the server's counters tell."""
@@ -205,7 +205,7 @@ CLIENTS = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What came of one client."""
+    """The results of one client."""
 
     client: str
     asked: int
@@ -215,15 +215,15 @@ class Found:
     """How the server ended connections, by its last words."""
     resets: int
     floods: float
-    """What the server's defences counted."""
+    """The floods that the server's defences counted."""
     log: tuple[str, ...]
-    """What the log tells that it should not."""
+    """Entries that the log should not have."""
     said: str
     """The client's own errors, cut."""
 
     @property
     def wrong(self) -> list[str]:
-        """What does not hold, in words."""
+        """The failures, in words."""
         said = [f"{self.answered} of {self.asked} calls were answered: {self.said}"] if self.answered != self.asked else []
         bad = {last: count for last, count in self.goodbyes.items() if not last.startswith("goaway 0")}
         said += [f"connections were ended by {bad}"] if bad else []

@@ -38,7 +38,7 @@ class Row:
     ends: dict[str, int]
     """How many of the attack's connections or requests ended in which way."""
     endings: tuple[Ended, ...]
-    """Of each the details; where they are many, of the first."""
+    """The details of each ending; of the first ones only if they are many."""
     did: dict[str, int]
     peak: int
     """Bytes by which the server grew at most."""
@@ -133,7 +133,7 @@ def _attacking(attack: Attack, served: Served, *, seconds: float, seed: int) -> 
 
 
 def _told(attacker: subprocess.Popen[str], seconds: float) -> tuple[str, dict[str, Any]]:
-    """What has gone wrong in the attacker, and what it tells."""
+    """The attacker's failure, empty if there is none, and its report."""
     try:
         output, errors = attacker.communicate(timeout=seconds + _LATE)
     except subprocess.TimeoutExpired:
@@ -156,7 +156,7 @@ def _lines(log: str) -> dict[str, int]:
 
 
 def _settled(served: Served, small: int) -> int:
-    """What is resident, once that is as small or its time is over."""
+    """The resident bytes, once they are at most `small`, or the time to settle is over."""
     until = time.monotonic() + SETTLED
     while (resident := served.resident()) > small and time.monotonic() < until:
         time.sleep(0.1)
@@ -164,7 +164,7 @@ def _settled(served: Served, small: int) -> int:
 
 
 def broken(attack: Attack, row: Row, *, times: bool = False) -> list[str]:
-    """What does not hold, in words. `times`: what depends on the machine too."""
+    """The broken promises, in words. `times`: also those that depend on the machine."""
     said: list[str] = []
     if row.attacker_failed:
         said.append(f"the attack itself failed: {row.attacker_failed}")
@@ -191,7 +191,7 @@ def broken(attack: Attack, row: Row, *, times: bool = False) -> list[str]:
     if attack.ends:
         wanted = "open|young" if attack.ends == "open" else attack.ends
         others = [by for by in row.ends if not re.fullmatch(wanted, by)]
-        allowed = {"young"} if times else {"young", "open"}  # when it is ended is the machine's affair too
+        allowed = {"young"} if times else {"young", "open"}  # the time of the end depends on the machine too
         if len(others) == len(row.ends) or not allowed.issuperset(others):
             said.append(f"its connections ended with {row.ends or 'nothing'}, which should be {attack.ends}")
     if attack.fair:

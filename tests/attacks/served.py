@@ -51,7 +51,7 @@ class Served:
         self.port, self.tls_port, self._operator, self._running = running.port, tls_port, operator, running
         self._pid = running.pid
         self.status: int | None = None
-        """What it ended with; below zero: the signal."""
+        """The exit status of the server; below zero: the number of the signal that ended it. None while it runs."""
 
     @property
     def alive(self) -> bool:
@@ -82,7 +82,7 @@ class Served:
         return self._running.log.read_text("utf-8", "replace")
 
     def samples(self) -> dict[str, float]:
-        """What its metrics say now, by sample."""
+        """The current values of the server's metrics, by sample."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._operator}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         found = (line.rpartition(" ") for line in lines if not line.startswith("#"))
@@ -153,7 +153,7 @@ def main() -> None:
         gc.disable()
     if "--stalled-log" in sys.argv:
         sys.argv.remove("--stalled-log")
-        _, written = os.pipe()  # whose reading end stays here, and is never read
+        _, written = os.pipe()  # the reading end stays open here, and is never read
         os.dup2(written, 2)
     if "--descriptors" in sys.argv:
         at = sys.argv.index("--descriptors")

@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of deploy/kubernetes, and what in it contradicts the gateway or another part of it."""
+"""Builds deploy/kubernetes with `kubectl kustomize`, and finds contradictions to the gateway or between its parts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def size(text: str) -> int:
 
 
 def contradictions(documents: list[Any]) -> list[str]:
-    """What is wrong with a build though each of its manifests is one of its kind."""
+    """The contradictions in a build whose manifests are each valid for their kind."""
     wrong: list[str] = []
 
     def must(true: bool, said: str) -> None:
@@ -101,7 +101,7 @@ def contradictions(documents: list[Any]) -> list[str]:
         must(port["targetPort"] in ports, f"the Service names the port {port['targetPort']}")
     protocols = {port["port"]: port["appProtocol"] for port in service["spec"]["ports"]}
 
-    # who belongs to whom
+    # All selectors match the pod's labels.
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     selectors = [deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
     selectors += [only(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]]
@@ -133,7 +133,7 @@ def contradictions(documents: list[Any]) -> list[str]:
     roll = deployment["spec"]["strategy"]["rollingUpdate"]
     must(roll["maxUnavailable"] == 0 or "nvidia.com/gpu" in limits, "a rollout takes a pod away before there is another")
 
-    # who is let in to /metrics
+    # Access to /metrics is limited.
     rules = only(documents, "NetworkPolicy")["spec"]["ingress"]
     open_to_all = [port["port"] for rule in rules if "from" not in rule for port in rule["ports"]]
     must(open_to_all == ["http"], f"everybody reaches {open_to_all}")
@@ -193,7 +193,7 @@ _ANNOTATIONS = {
     "backend-protocol", "proxy-http-version", "proxy-buffering", "proxy-request-buffering", "proxy-body-size",
     "proxy-read-timeout", "proxy-send-timeout",
 }  # fmt: skip
-"""Of ingress-nginx's, the ones that a stream needs. It ignores a name that it does not know."""
+"""The annotations of ingress-nginx that a stream needs. It ignores a name that it does not know."""
 _SILENCE = 3600
 """Seconds for which a stream may be silent."""
 
@@ -226,7 +226,7 @@ def _of_an_ingress(document: Any, service: Any) -> list[str]:
 
 
 def adapter() -> Any:
-    """What makes the metric of the autoscaler: values for the chart of prometheus-adapter."""
+    """The values for the chart of prometheus-adapter, which makes the autoscaler's metric."""
     return yaml.safe_load((FOLDER / "components/hpa/prometheus-adapter.yaml").read_text(encoding="utf-8"))
 
 
@@ -248,7 +248,7 @@ def strict(schema: Any) -> Any:
 
 
 def mistakes(document: Any) -> list[str]:
-    """What is wrong with a manifest of an operator's kind, by the schema of its CRD."""
+    """The errors of a manifest of an operator's kind, by the schema of its CRD."""
     its = schema(document["kind"])
     kind = its["x-kubernetes-group-version-kind"]
     assert document["apiVersion"] == f"{kind['group']}/{kind['version']}"

@@ -1,4 +1,4 @@
-"""What a platform reads of an image and of a manifest, and a container's command run as a process of this machine."""
+"""Reads images and manifests as a platform does, and runs a container's command as a process of this machine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Image:
         self.base, self.instructions = instructions[last][1], [(word, rest) for word, rest in instructions[last + 1 :]]
 
     def all(self, word: str) -> list[str]:
-        """What each instruction of that word says."""
+        """The arguments of each instruction with that word."""
         return [rest for found, rest in self.instructions if found == word]
 
     def one(self, word: str) -> str:
-        """What the only instruction of that word says."""
+        """The arguments of the only instruction with that word."""
         (rest,) = self.all(word)
         return rest
 

@@ -54,8 +54,8 @@ def lacking() -> str:
 
 
 def read_only(new: Path, size: str, places: Mapping[str, Path], *, checkout: bool = True) -> list[str]:
-    """What runs a command as uid 1000 in such a root. `places` are folders and where they are in it; the system's programs,
-    Python, and this checkout unless it is not wanted, are where they are here."""
+    """The command that runs another one as uid 1000 in a read-only root. `places` are its paths with the folders that they
+    show. The system's programs, Python and, with `checkout`, this checkout keep their paths."""
     python = {sys.base_prefix, sys.prefix, *site.getsitepackages(), *sysconfig.get_paths().values(), str(ROOT)}
     added = {path for path in sys.path if path and Path(path).is_dir()}
     if not checkout:

@@ -62,7 +62,7 @@ def test_signals_reach_the_gateway_and_not_a_shell() -> None:
 def test_it_listens_where_the_platforms_call_and_ends_before_it_is_killed() -> None:
     assert any(f"mkdir -p {MODEL_FOLDER} " in rest for rest in IMAGE.all("RUN"))
     assert not IMAGE.all("ENV"), "what is set here would override a file of the operator"
-    # what that folder is a sign of, this variable is too
+    # This variable stands for a platform, as that folder does.
     chosen = in_force(IMAGE.command()[:-1], {"SAGEMAKER_BIND_TO_PORT": IMAGE.one("EXPOSE")})
     assert chosen["listen"]["host"] == "0.0.0.0"
     assert chosen["listen"]["port"] == int(IMAGE.one("EXPOSE")) == 8080
@@ -101,7 +101,7 @@ def test_the_steps_of_its_build_make_an_image_that_serves_without_the_checkout(t
             shutil.copy(where, source)
     text = IMAGE_FILE.read_text(encoding="utf-8").replace("\\\n", " ")
     build, install = re.findall(r"^RUN (?:--mount=\S+ )?(pip .*)$", text, re.MULTILINE)
-    # what the index has is what is installed here already
+    # Nothing is downloaded: the index's packages are installed here already.
     places = {"/src": str(source), "/dist": str(dist)}
     for step, here in ((build, "--no-build-isolation"), (install, f"--no-deps --target {installed}")):
         words = [f"{places.get(word, word)}" for word in shlex.split(step.replace("/dist/*.whl", f"$(echo {dist}/*.whl)"))]
@@ -123,7 +123,7 @@ def test_the_steps_of_its_build_make_an_image_that_serves_without_the_checkout(t
 
 
 def lets_in() -> set[str]:
-    """What Dockerfile.dockerignore lets into the build."""
+    """The paths that Dockerfile.dockerignore lets into the build."""
     lines = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     return {line[1:] for line in lines if line.startswith("!")}
 

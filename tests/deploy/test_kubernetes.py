@@ -41,7 +41,7 @@ def validator() -> Any:
 
 
 def invalid(documents: Documents, minor: str) -> list[str]:
-    """What a cluster of that minor would refuse, field by field."""
+    """The fields that a cluster of that minor version would refuse."""
     kubernetes, wrong = validator(), []
     for document in documents:
         if schema(document["kind"]) is not None:
@@ -252,7 +252,7 @@ def test_every_setting_of_the_file_is_one(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def restricted(tmp_path: Path) -> Callable[..., list[str]]:
-    """What runs a command with the rights of the pod: nothing can be written but /tmp, and nobody is root."""
+    """Makes the command that runs another one with the rights of the pod: only /tmp is writable, and it is not root."""
     if why := read_only.lacking():
         pytest.skip(f"not here: {why}")
 

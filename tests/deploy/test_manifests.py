@@ -138,8 +138,8 @@ def test_a_probe_over_grpc_may_take_the_place_that_the_page_says() -> None:
 
 
 def command(*, on: str) -> list[str]:
-    """What runs in the pod: the image's entry point, and the args in the place of its CMD; `on` is the folder of the model,
-    /mnt/models in the pod."""
+    """The command of the pod: the image's entry point, with the args in the place of its CMD. `on` is the folder of the
+    model, which is /mnt/models in the pod."""
     return [arg.replace("/mnt/models", on) for arg in Image(DEPLOY / "Dockerfile").command(container()["args"])]
 
 

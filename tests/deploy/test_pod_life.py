@@ -76,7 +76,7 @@ class Pod(Container):
         super().__init__(Image(ROOT / "deploy" / "Dockerfile").command(args), folder, environ, port=port)
 
     def probe(self, name: str) -> bool:
-        """What the kubelet makes of the probe's answer."""
+        """True if the kubelet takes the probe's answer for a success."""
         try:
             status, _ = self.ask("GET", self.container[name]["httpGet"]["path"])
         except OSError:

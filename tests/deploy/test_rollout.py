@@ -128,7 +128,7 @@ def test_a_model_that_does_not_load_is_never_rolled_out(tmp_path: Path, code: st
         new.process.await_event(event)
         assert roll_out(old, new, periods=periods()) is old
         assert (new.started, new.ready) == (False, False)
-        assert new.restarts >= 1  # the platform tries again, and says so
+        assert new.restarts >= 1  # the platform tries again, and counts that
         assert new.process.ask("GET", container()["livenessProbe"]["httpGet"]["path"])[0] == 200
         status, body = new.process.ask("GET", container()["readinessProbe"]["httpGet"]["path"])
         assert (status, json.loads(body)) == (503, {"ready": False, "reasons": [f"model '{NAME}' {why}"]})

@@ -29,10 +29,10 @@ _NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml|ini|pbtxt))\n")
 _SERVER = re.compile(
     r"(?:python -m gateway|^(?:\w+=\S+ )*everywire) (?!(?:.* )?(?:demo|config|models|simulate|call|keys|new|plan|top) )"
 )
-# what a server says when it listens: ours, uvicorn, Triton, multi-model-server
+# The words that servers print when they listen: everywire, uvicorn, Triton, multi-model-server.
 _READY = re.compile("serving(?! the library)|listening|Uvicorn running|Started HTTPService|Model server started")
 _PATIENCE = 120
-# what a program is called where it has to be there, by the command that pages type
+# The names of the programs that pages need, by the command that pages type.
 _PROGRAMS = {"curl": "curl", "aws": "aws-cli", "openssl": "openssl", "grpcurl": "grpcurl"}
 
 
@@ -61,8 +61,8 @@ PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One fenced block: its language, its text, the heading it stands under, and why nobody runs it, where the page says
-    so in a comment right above it: `<!-- not run: a figure -->`."""
+    """One fenced block: its language, its text, the heading above it and, from a comment right above it, the reason why it
+    is not run: `<!-- not run: a figure -->`."""
 
     language: str
     text: str
@@ -95,7 +95,7 @@ def stories() -> list[str]:
 
 
 def is_followed(block: Block) -> bool:
-    """Whether a reader has something to do for this block: a file to write, a command to type, a log to look at."""
+    """True if a reader acts on this block: writes a file, types a command or reads a log."""
     return not block.unrun and bool(block.file or block.language in ("console", "log"))
 
 
@@ -251,7 +251,7 @@ class Reader:
         return re.sub(r"\b(8000|8080|8090|8443)\b", lambda port: self.ports[port[0]], text)
 
     def as_printed(self, text: str) -> str:
-        """What a program here printed, with the ports of the page."""
+        """The output of a program here, with the ports of the page."""
         for printed, used in self.ports.items():
             text = re.sub(rf"\b{used}\b", printed, text)
         return text
@@ -314,5 +314,5 @@ class _Server:
 
 
 def _same(expected: str, came: str) -> bool:
-    """Whether that came; `...` stands for anything, as in a doctest."""
+    """True if the output is as expected, where `...` stands for anything, as in a doctest."""
     return doctest.OutputChecker().check_output(f"\n{expected.strip()}\n", f"\n{came.strip()}\n", doctest.ELLIPSIS)

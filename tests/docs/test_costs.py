@@ -1,4 +1,4 @@
-"""What docs/explanation/costs.md says that idle clients cost is measured here, as Python holds it."""
+"""Measures the memory of idle clients, as Python counts it, against docs/explanation/costs.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def echo(session: Session[Part, Part]) -> None:
 
 
 def said(machine: HTTP1Connection | HTTP2Connection, *events: Event) -> bytes:
-    """What a client with this machine sends first."""
+    """The bytes that a client with this machine sends for these events."""
     for event in events:
         machine.send(event)  # type: ignore[arg-type]
     return b"".join(machine.data_to_send(2**20))
@@ -80,7 +80,7 @@ async def cost(first: Callable[[], bytes], sessions: int) -> float:
             await wait_all_tasks_blocked()
             return ours
 
-        kept = await clients(3)  # what is made once
+        kept = await clients(3)  # for objects that are made once
         gc.collect()
         tracemalloc.start()
         try:

@@ -34,14 +34,14 @@ MOVES = [
 ]
 EXAMPLE = "A worked example"
 OPTIONAL = {"id", "parameters", "model_version"}
-"""Members of a v2 answer that a server may leave out, or whose value is its own affair."""
+"""Members of a v2 answer that a server may leave out or choose freely."""
 
 
 def has(module: str) -> Callable[[], bool]:
     return lambda: importlib.util.find_spec(module) is not None
 
 
-# What an example needs beside this project: its name, and whether it is here.
+# The packages that an example needs beside this project, by name, with a function that returns True if it is installed.
 NEEDS: dict[tuple[str, str], dict[str, Callable[[], bool]]] = {
     ("docs/move/fastapi.md", EXAMPLE): {"fastapi": has("fastapi"), "uvicorn": has("uvicorn")},
     ("docs/move/litserve.md", EXAMPLE): {"litserve": has("litserve")},
@@ -184,7 +184,7 @@ def test_multi_model_server_answers_as_the_adapter_does(reader: Reader) -> None:
 
 
 def requests(followed: list[Block], port: str) -> list[str]:
-    """What is asked of the server at that port of the page."""
+    """The commands that call the server at that port of the page."""
     typed = [command for block in followed if block.language == "console" for command, _ in commands(block.text)]
     return [command for command in typed if f"curl localhost:{port}/" in command]
 

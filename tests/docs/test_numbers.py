@@ -28,7 +28,7 @@ from tests.docs.pages import PAGES, ROOT
 KiB, MiB = 1024, 1024**2
 CONFIG = Config()
 NAMES = {dotted(path): setting for path, setting in SETTINGS.items()}
-# of a model's settings the default is the model's own, and so that of ModelSpec
+# These settings of a model default to the model's own values, which ModelSpec sets.
 OF_A_MODEL = {"capacity": 64, "queue": 1000, "stuck_limit": 4}
 _NUMBER = r"(\d[\d.,]*(?: ?(?:KiB|MiB|GiB|s|seconds|percent))?)\b"
 _NAME = r"`([a-z0-9_]+(?:\.[A-Za-z0-9_]+)+)`"
@@ -47,7 +47,7 @@ def default_of(name: str) -> Any:
 
 
 def number(text: str) -> float:
-    """What a page's number means: bytes, seconds, or itself."""
+    """The value of a page's number: in bytes, in seconds, or as it is."""
     text = text.replace(",", "").removesuffix("seconds").removesuffix("percent").strip()
     if text.endswith("iB"):
         return parse_size(text)
@@ -134,7 +134,7 @@ def test_the_sums_of_bounds_are_the_sums() -> None:
         assert f"{evaluated(expression) / parse_size(f'1 {unit}'):.{places}f}" == size, expression
 
 
-# What is no setting: the page, what it says with the number in it, and the number that the program has.
+# Numbers that are not settings: the page, its text around the number, the number there, and that in the program.
 SAID = [
     ("explanation/backpressure.md", "one read of {} KiB", 64, lambda: len(Gateway(models=[]).server.scratch) / KiB),
     ("explanation/backpressure.md", "a frame\n  of less than {} KiB", 64, lambda: websocket.LARGE / KiB),

@@ -126,7 +126,7 @@ def test_every_link_leads_to_a_place_in_a_page(page: str) -> None:
 
 
 def anchors(file: Path) -> list[str]:
-    """What a heading is called in a link."""
+    """The names that links have for the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 

@@ -69,7 +69,7 @@ def _fetched_by_style(style: str) -> list[str]:
 
 
 def fetched(file: Path) -> list[str]:
-    """What showing this file makes a browser fetch."""
+    """The addresses that a browser fetches to show this file."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".css":
         return _fetched_by_style(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
@@ -127,7 +127,7 @@ def test_the_reference_lists_every_module_that_a_page_imports() -> None:
         for block in blocks(page):
             imported.update(re.findall(r"^\s*from ((?:models|gateway|protocols)[\w.]*) import", block.text, re.MULTILINE))
     assert len(imported) > 20
-    assert imported - listed - {"models.library.echo"} == set()  # what the library has is on a page of its own
+    assert imported - listed - {"models.library.echo"} == set()  # the library has its own page
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_the_pages_and_their_diagrams_are_current() -> None:
 def test_every_state_that_http1_names_is_drawn() -> None:
     views = {view.name: set(view.states) for machine in machines() for view in machine.views}
     reading = views["http1-server-reading"] | views["http1-client-reading"]
-    assert reading | {"END"} == {state.name for state in Reading}  # whose End is given out before anybody looks
+    assert reading | {"END"} == {state.name for state in Reading}  # END is never seen: its event is given out at once
     writing = views["http1-server-writing"] | views["http1-client-writing"]
     assert writing == {state.name for state in Writing}
 

@@ -54,7 +54,7 @@ ELSEWHERE = {
     "limits.total_bytes": "a setting",
     "drained": "test_what_a_drain_cuts_is_drained_in_the_log",
 }
-"""What the first columns name that is no text of an answer: where it is made, or what it is."""
+"""Entries of the first columns that are no texts of answers: the test that makes them, or a description."""
 
 
 def shown() -> list[str]:
@@ -114,7 +114,7 @@ def loading(loader: Any) -> ModelSpec:
     return spec_of(loader, "chat", family=Family.TEXT)
 
 
-# -- what is said then
+# -- the texts of answers
 
 
 def error_of(body: Any) -> str:
@@ -129,7 +129,7 @@ async def answered(spec: ModelSpec, *, after: float = 0, model: str = "chat") ->
 
 
 async def refused(spec: ModelSpec, *streams: int) -> str:
-    """What the last of a client's requests is told; those before it run, or wait."""
+    """The error of the last of a client's requests, while those before it run or wait."""
     async with memory_gateway([spec]) as house:
         peer = house.http2()
         for stream in streams:
@@ -192,7 +192,7 @@ async def other_family() -> str:
 
 
 async def stands_still(model: Any, before: Any) -> str:
-    """What the one live stream waits for; of two, of which one waits for the model, the other."""
+    """The state that the only live stream waits in; of two streams, that of the one that does not wait for the model."""
     async with memory_gateway([spec_of(model, "chat", capacity=1)]) as house:
         await before(house)
         await wait_all_tasks_blocked()

@@ -36,7 +36,7 @@ WORDS = {
 
 
 async def lm(prompt: Prompt) -> AsyncIterator[Token]:
-    name = prompt.text.removeprefix("User: ").removesuffix("\nAssistant:")  # of a chat
+    name = prompt.text.removeprefix("User: ").removesuffix("\nAssistant:")  # the frame of a chat prompt
     for token in WORDS[name]:
         yield token
     if name in ("dry", "drier"):

@@ -20,7 +20,7 @@ _END_STREAM, _END_HEADERS = 1, 4
 _ALWAYS = ("flood-reset", "flood-broken-streams", "flood-ping", "flood-websocket-ping", "slow-continuations")
 """The others are nightly."""
 _SOON = ("http2.floods.reset_burst=40",)
-"""What such a stream costs is more than a loaded machine has in a second for the usual two hundred."""
+"""A lower burst: a loaded machine cannot make the default of 200 streams in a second."""
 _PATIENCE = 4.0  # seconds more for a verdict on a loaded machine; who was ended is over before
 _AT_ONCE = 64  # frames, or groups of them, in one piece
 
@@ -220,7 +220,7 @@ def unread(attacker: Attacker) -> None:
     attacker.pour(lambda: Flood(lambda n: PING), HTTP2Ear, connections=3, again=False, reads=False)
 
 
-# -- what begins and does not come
+# -- messages that begin and do not come
 
 
 def begun(name: str, written: Callable[[], bytes], *, drip: Callable[[int], bytes] = lambda n: b"") -> Callable[[Any], Any]:

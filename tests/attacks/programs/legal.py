@@ -52,11 +52,11 @@ class Caller(HTTP2Ear):
         return [frame(1, 4, stream, self._head), frame(0, 1, stream, self.body)]
 
     def with_call(self, stream: int) -> bytes:
-        """What comes before each."""
+        """The frames before each call."""
         return b""
 
     def beside(self, data: int) -> bytes:
-        """What comes after so many DATA frames of the server's."""
+        """The frames after that many DATA frames of the server."""
         return b""
 
 

@@ -27,7 +27,8 @@ FIELDS = [
 
 
 _HELD: Any = {"growth": 64, "after": 24, "lines": 100_000}
-"""What is in flight, what the allocator keeps of it, and a line for each exchange that is cut at the end: it had reached a model."""
+"""Bounds for memory in flight, for memory that the allocator keeps, and for log lines: one for each exchange that is cut at
+the end, as it had reached a model."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""What is shared is taken and kept: slots by sessions that say nothing, every place for a connection, the log."""
+"""Attacks that take shared places and keep them: slots by silent sessions, every place for a connection, the log."""
 
 from __future__ import annotations
 
