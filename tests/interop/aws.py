@@ -77,14 +77,14 @@ class _Nowhere:
 
 @final
 class Stream:
-    """A session of the SDK's. What the SDK raises comes out."""
+    """A session of the SDK. Exceptions of the SDK pass through."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._events: Any = None
 
     async def head(self) -> Any:
-        """What the head of the answer says; the modeled error where there is none."""
+        """Waits for the head of the answer and returns it. Raises the modeled error if there is none."""
         output, self._events = await self._stream.await_output()
         return output
 
@@ -188,4 +188,4 @@ def run(story: Coroutine[Any, Any, None]) -> None:
             await story
 
     asyncio.run(play())
-    gc.collect()  # what such tasks still complain of is this test's
+    gc.collect()  # so that warnings of the SDK's tasks count for this test

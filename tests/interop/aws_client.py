@@ -2,7 +2,7 @@
 
     python -m tests.interop.aws_client TLS_PORT CA MODEL NAME
 
-Prints `reading` after the first part; ends the session when its standard input says so; prints how many numbered parts
+Prints `reading` after the first part, ends the session at a line of its standard input, and prints how many numbered parts
 came, in order and whole.
 """
 

@@ -1,4 +1,4 @@
-"""What the interop tests share: servers that run for all of them, and clients that are skipped by name where absent."""
+"""The fixtures of the interop tests: servers that run for all of them, and clients that are skipped by name if absent."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def aws_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[aws.Server
 
 @pytest.fixture(params=[False, True], ids=["unsigned", "signed"])
 def signed(request: pytest.FixtureRequest) -> bool:
-    """Whether the server verifies signatures: the client signs in any case."""
+    """True if the server verifies signatures. The client signs in any case."""
     verifies: bool = request.param
     return verifies
 
@@ -155,7 +155,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
 
 @pytest.fixture(scope="session")
 def signed_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
-    """The same where every request must be signed; and with a smaller limit on bodies."""
+    """A server like `runtime` that requires signatures, with a smaller limit on bodies."""
     folder = tmp_path_factory.mktemp("signed")
     (folder / "credentials").write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
     sections = {

@@ -23,7 +23,7 @@ _PATIENCE = 120
 
 @final
 class _Lines:
-    """What a process says, line by line, to be waited for."""
+    """The lines that a process prints; a test can wait for one."""
 
     def __init__(self, stream: Any) -> None:
         self._all: list[str] = []

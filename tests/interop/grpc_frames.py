@@ -54,7 +54,7 @@ def infer_answer(message: bytes) -> str:
 
 @dataclass
 class Answer:
-    """What came back on one stream."""
+    """The answer on one stream."""
 
     head: dict[str, str] = field(default_factory=dict)
     alone: bool = False
@@ -160,7 +160,7 @@ class Frames:
         self._flush()
 
     def answer(self, stream: int) -> Answer:
-        """What came, when the stream is over."""
+        """Waits for the end of the stream and returns its answer."""
         while not self.answers[stream].over:
             self._read()
         return self.answers[stream]

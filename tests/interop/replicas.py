@@ -272,7 +272,7 @@ class Nginx:
         (self._folder / "gateways").write_text("".join(f"server {replica.at};\n" for replica in replicas))
 
     def _workers(self) -> set[str]:
-        """Workers that take new connections: one that shuts down says so in its name."""
+        """The workers that take new connections: the name of one that shuts down shows it."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return {pid for pid in children if _command_of(pid).startswith("nginx: worker process\0")}
 

@@ -23,7 +23,7 @@ PATIENCE = 120.0
 KiB, MiB = 1024, 1024**2
 
 NEED, FIT = 1 * MiB, 3
-"""What each model of the folder declares, and how many of those the budget holds."""
+"""The memory that each model of the folder declares in bytes, and the number of models that the budget holds."""
 
 
 @final

@@ -36,7 +36,7 @@ async def by_openai(url: str) -> AsyncIterator[Talk]:
 
 @asynccontextmanager
 async def by_aiohttp(url: str) -> AsyncIterator[Talk]:
-    """The same by aiohttp and LMI's route."""
+    """Talks by aiohttp and LMI's route."""
     import aiohttp
 
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(sock_read=60)) as http:

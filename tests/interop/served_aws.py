@@ -18,7 +18,7 @@ BLOCK = 4096
 
 
 class Entry:
-    """How far a session came. What another one asks is answered from here."""
+    """The progress of one session, from which another session answers questions."""
 
     def __init__(self) -> None:
         self.sent = 0

@@ -1,4 +1,4 @@
-"""Models that clients of gRPC call. What happens to one of them another one tells, when it has happened."""
+"""Models that clients of gRPC call. One of them waits for an event in another and reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from models.spec import Model, ModelSpec, RestartPolicy, TensorSpec
 S: TypeAlias = Session[InferRequest, InferResponse]
 
 happened: dict[str, trio.Event] = defaultdict(trio.Event)
-"""What has happened, by words such as "begun one" and "cancelled one"."""
+"""Events in the models, by words such as "begun one" and "cancelled one"."""
 tries: dict[str, int] = defaultdict(int)
 """How often `refusing` was called for a name, and how many "pieces of" a name `flowing` has sent."""
 
@@ -36,7 +36,7 @@ def word(request: InferRequest) -> str:
 
 
 async def waiting(session: S) -> None:
-    """Waits until `says` is told to go on with its word; says so when it begins, and when it is cancelled."""
+    """Waits until `says` is told to go on with its word. Sets an event when it begins, and when it is cancelled."""
     async for request in session:
         name = word(request)
         happened[f"begun {name}"].set()
@@ -106,7 +106,7 @@ async def refusing(session: S) -> None:
 
 
 async def tried(session: S) -> None:
-    """What `tries` has for a name."""
+    """Answers with the count in `tries` for a name."""
     async for request in session:
         await session.send(texts("OUTPUT0", str(tries[word(request)])))
 

@@ -129,7 +129,7 @@ async def failing(prompt: Prompt) -> AsyncIterator[str]:
 
 
 async def crashing(prompt: Prompt) -> AsyncIterator[str]:
-    """Two tokens, then an error that is nobody's to see."""
+    """Sends two tokens, then raises an error whose text no client may see."""
     yield " 0"
     yield " 1"
     raise RuntimeError(SECRET)
@@ -143,13 +143,13 @@ _MODELS = (counted, told, words, shout, stepped, stubborn, met, failing, crashin
 
 
 def text(model: str, **options: str) -> ModelSpec:
-    """The model of that name, with options as its own serving.properties would have them. What is said last in a conversation
+    """The model of that name, with options as its own serving.properties would have them. The last message of a conversation
     is its prompt."""
     functions = {function.__name__: function for function in _MODELS}
     return spec_of(functions[model], options=options, chat_template=_last_said)
 
 
-# ---- what serves them
+# ---- the server
 
 
 def _table(name: str, model: str, more: str = "", **options: str) -> str:
@@ -177,7 +177,7 @@ def configuration(*settings: str) -> list[str]:
     ]
 
 
-# ---- what a test says to them
+# ---- commands of a test to the models
 
 T = TypeVar("T")
 
@@ -225,7 +225,7 @@ def holding(url: str, model: str, name: str) -> Iterator[None]:
 
 
 def within_patience(call: Callable[[], T]) -> T:
-    """What the call returns or raises, for a client that might never return: then the test fails."""
+    """Calls a client that might never return, and returns its result or raises its exception; fails the test if it hangs."""
     done: list[T] = []
     raised: list[BaseException] = []
 

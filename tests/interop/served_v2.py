@@ -21,7 +21,7 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a model declares: a datatype and a shape for each name, without the batch dimension."""
+    """A model's declaration: a datatype and a shape for each name, without the batch dimension."""
 
     inputs: Tensors
     outputs: Tensors
@@ -63,7 +63,7 @@ DECLARED: Mapping[str, Declared] = {
 a negative one fails, and `pieces` so many pieces of 64 KiB."""
 
 OTHERS: Mapping[str, str] = {"anything": "models.library.tensors:identity", "mymodel": "served_v2:mymodel"}
-"""What is served beside them, and who makes it."""
+"""The other models that are served, with their factories."""
 
 
 def declared(model: str) -> ModelSpec:

@@ -24,7 +24,7 @@ LIBRARY = {
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server listens, the CA that signed its certificate, and its process."""
+    """A running server: its host and ports, the CA that signed its certificate, and its process."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ def tables(models: Mapping[str, str]) -> list[str]:
 
 
 by: list[str] = ["-m", "gateway"]
-"""What serves: `pytest --served-by hypercorn` puts another program here."""
+"""The program that serves: `pytest --served-by hypercorn` puts another one here."""
 HYPERCORN = [str(Path(__file__).parent / "hypercorn_server.py")]
 
 

@@ -1,4 +1,4 @@
-"""What docs/howto/sagemaker.md has Application Auto Scaling asked: right by the service model that botocore has."""
+"""The Application Auto Scaling calls of docs/howto/sagemaker.md are valid by botocore's service model."""
 
 from __future__ import annotations
 

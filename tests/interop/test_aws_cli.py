@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("aws")  # before any server: where the CLI 
 
 
 class Ran(NamedTuple):
-    """What a call of the CLI came to: its exit status, what it printed, and the file that it wrote."""
+    """The result of a call of the CLI: its exit status, its output, its errors, and the file that it wrote."""
 
     code: int
     said: dict[str, Any]

@@ -223,7 +223,7 @@ def test_padding_of_answers_varies_in_length_and_changes_nothing_else(sdk: Any, 
                 part = await stream.receive()
                 assert (part.bytes_, part.data_type, part.completion_state) == (data, "UTF8", "PARTIAL")
                 lengths.add(len(part.p or ""))
-            assert len(lengths) > 10  # of 65; for fewer a hundred random ones would need a wonder
+            assert len(lengths) > 10  # there are 65: fewer among a hundred random ones are next to impossible
             assert max(lengths) <= 64
 
     run(story())

@@ -1,4 +1,4 @@
-"""What the AWS SDK for Python shows of everything that goes wrong: modeled errors, at once, with their members.
+"""Errors as the AWS SDK for Python shows them: modeled errors, at once, with their members.
 
 "At once" is: while the client's input is open and nothing was sent.
 """

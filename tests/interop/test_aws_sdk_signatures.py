@@ -22,19 +22,19 @@ def verifying(sdk: Any, aws_servers: Servers) -> Server:
 
 @pytest.fixture
 def call_error(needs: Callable[[str, str], Any]) -> Any:
-    """What the SDK raises for an HTTP error that no operation models: it shows status and name, and drops the text."""
+    """The SDK's exception for an HTTP error that no operation models: it shows status and name, and drops the text."""
     return needs("aws-sdk", "smithy_core.exceptions").CallError
 
 
 @pytest.fixture
 def event_error(needs: Callable[[str, str], Any]) -> Any:
-    """The same for an error in the stream, with name and text."""
+    """The SDK's exception for an error in the stream that no operation models: it shows name and text."""
     return needs("aws-sdk", "smithy_aws_event_stream.exceptions").UnmodeledEventError
 
 
 @pytest.fixture
 def signers(needs: Callable[[str, str], Any]) -> Any:
-    """Where the SDK signs."""
+    """The SDK's module that signs."""
     return needs("aws-sdk", "aws_sdk_signers.signers")
 
 

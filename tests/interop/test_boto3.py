@@ -339,7 +339,7 @@ def test_a_target_that_is_no_model_is_a_validation_error(runtime: Runtime, clien
     before = runtime.loaded()
     message = refused(client, "ValidationError", EndpointName="many", TargetModel=target)["Error"]["Message"]
     assert message
-    assert "too-large" not in message  # what else there is, is not told
+    assert "too-large" not in message  # the error does not list other models
     assert runtime.loaded() == before
 
 

@@ -15,14 +15,14 @@ from tests.interop.served_text import PATIENCE, SECRET, tell, twenty_at_once
 from tests.interop.servers import Server
 
 SETTINGS = ('lmi = { default_model = "counted" }',)
-"""Of the server that `text_server` is."""
+"""Settings of the server `text_server`."""
 
 pytestmark = pytest.mark.usefixtures("curl")  # before the server: where it is absent, none need start
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What curl printed."""
+    """The answer as curl printed it."""
 
     status: int
     type: str

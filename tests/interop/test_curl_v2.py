@@ -23,7 +23,7 @@ REQUEST = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [4], "data
 
 @dataclass(frozen=True)
 class Answer:
-    """What curl printed: the last head, and the body as curl gives it."""
+    """The answer as curl printed it: the last head, and the body."""
 
     version: str
     status: int

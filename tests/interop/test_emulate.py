@@ -210,7 +210,7 @@ def test_a_refused_handshake_is_a_model_error_with_the_containers_status_and_wor
     play(front, story, "model-error", "complete")
 
 
-# ---- what one library shows, or does ----
+# ---- behaviour of single libraries ----
 
 
 def test_a_library_that_shows_fragments_sees_those_that_were_sent_and_its_own_arrive(before: Before) -> None:

@@ -21,10 +21,10 @@ pytestmark = aws.QUIET
 
 ENDPOINT = "container"
 QUIET = ("--half-close-quiet", "1s")
-# What the kernel's buffers between four processes may hold, in MiB, with room to spare; a flood without bounds passes it
-# within a second.
+# MiB that the kernel's buffers between four processes may hold, with room to spare. An unbounded flood passes this within a
+# second.
 SOCKETS = 48
-# What the front may grow by meanwhile: 256 KiB and two frames for a session, and what an allocator does not give back.
+# MiB by which the front may grow meanwhile: 256 KiB and two frames for a session, and memory that an allocator keeps.
 GROWN = 16
 
 

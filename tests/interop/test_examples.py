@@ -28,15 +28,15 @@ LONG = 2**20
 """Bytes of each word as it is sent: all of them, twice, are more than kernels hold, so that an answer ends when it is read."""
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 LIVE = "drained: {'complete': 1}\n"
-"""What the program says where one stream was live and came to its end."""
+"""The program's output if one stream was live and came to its end."""
 
 
 BUSY = {"event loop blocked\n", "event loop runs again\n"}
-"""What it warns of where the machine has no time for it."""
+"""The program's warnings if the machine is busy."""
 
 
 def lines(said: IO[str]) -> Iterator[str]:
-    """The lines of a program, as they come, without those."""
+    """The lines of a program, as they come, without those of a busy machine."""
     return (line for line in iter(said.readline, "") if line not in BUSY)
 
 
@@ -48,7 +48,7 @@ class Program:
         self.ports = [int(port) for port in re.findall(r":(\d+)\b", line)]
 
     def ends(self, number: int) -> str:
-        """What it says after the signal, where it ends with 0."""
+        """Sends the signal; returns the output after it, once the program has ended with 0."""
         self.process.send_signal(number)
         return self.ended()
 

@@ -33,7 +33,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def frames(grpc_server: Server) -> Iterator[Frames]:
     with Frames(grpc_server.host, grpc_server.port) as frames:
         yield frames
-        # whatever was told, the connection goes on
+        # After every kind of error the connection goes on.
         assert frames.call(LIVE, prefixed(b"")).messages == [b"\x08\x01"]
 
 
@@ -194,7 +194,7 @@ def test_compressed_messages(frames: Frames, encoding: str, pack: object) -> Non
     for flag, message, status in ((1, packed, 0), (0, ASKED[5:], 0), (1, packed[:-3], INTERNAL), (1, b"damaged", INTERNAL)):
         answer = frames.call(INFER, prefixed(message, flag), {"grpc-encoding": encoding})
         assert answer.status[0] == status
-        assert "grpc-encoding" not in answer.head  # who compresses may be answered plainly
+        assert "grpc-encoding" not in answer.head  # a compressed request may get a plain answer
     assert frames.call(INFER, prefixed(ASKED[5:], 1), {"grpc-encoding": "identity"}).status[0] == INTERNAL
 
 
@@ -207,7 +207,7 @@ def test_an_unknown_encoding_is_told_what_there_is(frames: Frames) -> None:
 
 def test_a_message_over_the_limit_is_refused_by_its_prefix(frames: Frames) -> None:
     for path in (INFER, STREAM, f"{SERVICE}/ModelMetadata", f"{HEALTH}/Check"):
-        stream = frames.open(path, b"\0\xff\xff\xff\xff", end=False)  # of which nothing more comes
+        stream = frames.open(path, b"\0\xff\xff\xff\xff", end=False)  # a prefix without its message
         answer = frames.answer(stream)
         assert answer.alone
         assert answer.status[0] == EXHAUSTED
@@ -281,7 +281,7 @@ def test_a_client_that_does_not_read_stops_the_model(grpc_server: Server) -> Non
         silent.reset(stream)
         other.call(INFER, prefixed(infer_request("tells", "cancelled unread")))
         told = other.call(INFER, prefixed(infer_request("tried", "pieces of unread")))
-        # what the client's window of 64 KiB and our buffer (limits.send_buffer) have room for
+        # The pieces fit the client's window of 64 KiB and the gateway's buffer (limits.send_buffer).
         assert int(infer_answer(told.messages[0])) <= 4
 
 

@@ -15,7 +15,7 @@ from tests.interop.served_text import PATIENCE, SECRET, holding, tell, twenty_at
 from tests.interop.servers import Server
 
 SETTINGS = ('openai = { default_model = "counted" }',)
-"""Of the server that `text_server` is."""
+"""Settings of the server `text_server`."""
 
 pytestmark = [
     pytest.mark.usefixtures("hub"),  # before any server: where it is absent, none need start
@@ -328,7 +328,7 @@ def test_a_model_that_is_slow_to_stop_holds_up_nobody(hub: Any, text_server: Ser
     tell(text_server.url, "wait slow:gone")
 
 
-# ---- where the text of a plain generator ends
+# ---- the end of a plain generator's text
 
 
 @pytest.mark.parametrize("stream", [False, True])

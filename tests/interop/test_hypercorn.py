@@ -1,5 +1,5 @@
-"""The gateway under hypercorn: what gateway.hypercorn repairs, beside what hypercorn's own server does with it; and what neither
-can do. Where one of these fails, docs/reference/asgi.md may promise more."""
+"""The gateway under hypercorn: the faults that gateway.hypercorn repairs, beside hypercorn's own server, and limits of both.
+If the test of a limit fails, docs/reference/asgi.md may promise more."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def answers(peer: Peer, stream: int) -> None:
     assert (head.status, type(last)) == (200, End)
 
 
-# -- what an exception of a connection ends ----------------------------------------------------------------------------
+# -- the end of a connection with an exception -------------------------------------------------------------------------
 
 
 async def end_early(peer: Peer) -> None:

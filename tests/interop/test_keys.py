@@ -278,7 +278,7 @@ def browsing(chromium: str, url: str, folder: Path) -> Iterator[None]:
 
 
 def found_by(chromium: str, keyed: Server, site: Pages, host: str, key: str, folder: Path) -> dict[str, Any]:
-    """What the script has found on the page of this host."""
+    """The results of the script on the page of this host."""
     site.page = _SCRIPT.replace("GATEWAY", json.dumps(keyed.url)).replace("KEY", json.dumps(key), 1)
     site.told.clear()
     with browsing(chromium, f"http://{host}:{site.server_port}/", folder):

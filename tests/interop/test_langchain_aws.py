@@ -30,7 +30,7 @@ Endpoint = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def broken(needs: Callable[[str, str], Any]) -> Any:
-    """What boto3 raises for a stream that ends with an error."""
+    """The exception of boto3 for a stream that ends with an error."""
     return needs("langchain-aws", "botocore.exceptions").EventStreamError
 
 
@@ -76,7 +76,7 @@ def chats(needs: Callable[[str, str], Any]) -> Any:
 
 @pytest.fixture
 def chat_endpoint(chats: Any, endpoint: Endpoint, needs: Callable[[str, str], Any]) -> Endpoint:
-    """The same for a ChatSagemakerEndpoint, which must be given its client where the service is elsewhere."""
+    """Makes a ChatSagemakerEndpoint, like `endpoint`. It must be given its client if the service is not AWS's."""
     client = endpoint("any", False).client
     message = needs("langchain-aws", "langchain_core.messages").AIMessage
 

@@ -370,7 +370,7 @@ def test_a_model_that_is_slow_to_stop_holds_up_nobody(openai: Any, text_server: 
         tell(text_server.url, "wait slow:gone")
 
 
-# ---- where the text of a plain generator ends
+# ---- the end of a plain generator's text
 
 STOPS: list[tuple[Any, str]] = [
     ("E FO", "ONE TWO THRE"),  # over the border of two tokens

@@ -26,8 +26,8 @@ Sweep = Callable[..., str]
 
 
 def libraries(folder: Path) -> str:
-    """Where libb64 and CUDA's runtime are, which the binary wants though it needs no GPU: those that nvidia-pytriton's wheel
-    brings under other names; else the system's, and that of nvidia-cuda-runtime-cu12."""
+    """The search path for libb64 and CUDA's runtime, which the binary loads although it needs no GPU: those of
+    nvidia-pytriton's wheel, which have other names there; otherwise the system's and nvidia-cuda-runtime-cu12's."""
     places = []
     for module, inside in (("pytriton", "../nvidia_pytriton.libs"), ("nvidia.cuda_runtime", "lib")):
         try:
@@ -130,7 +130,7 @@ def test_a_decoupled_model_answers_more_often_than_it_is_asked(sweep: Sweep, grp
 
 
 def agree(report: str, before: dict[str, Any], after: dict[str, Any], batch: int) -> None:
-    """Whether a sweep's report and our statistics say the same."""
+    """Checks that a sweep's report agrees with the gateway's statistics."""
     rates = re.findall(r"^Concurrency: (\d+), throughput: ([\d.]+) infer/sec", report, re.MULTILINE)
     assert [int(n) for n, _ in rates] == [1, 2, 3, 4]
     assert all(float(rate) > 0 for _, rate in rates)

@@ -171,7 +171,7 @@ def test_a_terminal_that_closes_drains_the_server_unless_it_is_to_outlive_it(tmp
     def attach() -> None:
         os.setsid()
         os.close(os.open(os.ttyname(theirs), os.O_RDWR))  # the first terminal of a session is the one that controls it
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)  # whatever this run was started with
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)  # this test run may have another
 
     command = [sys.executable, "-m", "gateway", "--port", "0", "--log-format", "json", "serve"]
     process = subprocess.Popen(

@@ -44,13 +44,13 @@ scrape_configs:
     authorization: {{credentials_file: tokens}}
     static_configs: [{{targets: ["127.0.0.1:{port}"], labels: {{namespace: NAMESPACE, pod: everywire-0}}}}]
 """
-# what the reference tells an autoscaler to ask
+# The query that the reference gives for an autoscaler.
 WANTED = "sum(everywire_model_slots_in_use + everywire_model_queued)"
 COMPONENTS = ROOT / "deploy/kubernetes/components"
 
 
 def of_the_manifests() -> list[str]:
-    """What KEDA asks by its manifest, and what prometheus-adapter asks of one pod for the autoscaler."""
+    """The query of KEDA's manifest, and that of prometheus-adapter for one pod."""
     keda = yaml.safe_load((COMPONENTS / "keda/scaled-object.yaml").read_text(encoding="utf-8"))
     (trigger,) = keda["spec"]["triggers"]
     adapter = yaml.safe_load((COMPONENTS / "hpa/prometheus-adapter.yaml").read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ def test_a_client_that_stops_reading_stops_its_model_and_one_that_leaves_ends_it
 
         until(stands_still, "the model waits")
         assert b"E" not in made.read_bytes()
-        assert made.stat().st_size < FLOOD / 2  # what lies in sockets: a proxy that gathers takes all of it
+        assert made.stat().st_size < FLOOD / 2  # the sockets hold this much: a proxy that buffers would take all of it
     until(lambda: made.read_bytes().endswith(b"E"), "the model is told")
 
 
@@ -175,7 +175,7 @@ def test_each_is_replaced_under_load_and_nothing_is_lost(front: Front, replicas:
                 others = [other for other in replicas if other is not replica]
                 stream = streams[replica.name]
                 front.list(others)
-                load.pass_by()  # who had chosen this gateway before is answered
+                load.pass_by()  # requests that had chosen this gateway are answered
                 replica.drain()
                 assert stream.say("still here") == "still here"
                 theirs = [held for held in every if held.name == replica.name]

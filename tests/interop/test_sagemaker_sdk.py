@@ -26,13 +26,13 @@ def iterators(needs: Callable[[str, str], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def broken(needs: Callable[[str, str], Any]) -> Any:
-    """What boto3 raises for a stream that ends with an error."""
+    """The exception of boto3 for a stream that ends with an error."""
     return needs("sagemaker", "botocore.exceptions").EventStreamError
 
 
 @pytest.fixture
 def client(needs: Callable[[str, str], Any], text_server: Server) -> Iterator[Any]:
-    """boto3's, which the SDK is given."""
+    """The client of boto3 that the SDK is given."""
     boto3, config = needs("sagemaker", "boto3"), needs("sagemaker", "botocore.config").Config
     once = config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE, max_pool_connections=32)
     session = boto3.session.Session(aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name=REGION)

@@ -190,7 +190,7 @@ class Wires:
                         if heard == 1:
                             self.begin()
                         if what == "finite" and heard == 10:
-                            await peer.send(Close())  # a session ends when its client says so, and the server has heard
+                            await peer.send(Close())  # the session ends once the server has answered the Close
                             while not isinstance(await peer.next_event(), Close):
                                 pass
                             self.end("websocket", what, "complete")

@@ -14,7 +14,7 @@ from tests.interop.served_text import PATIENCE, SECRET, holding, tell, twenty_at
 from tests.interop.servers import Server
 
 SETTINGS = ("lmi = { tgi_compat = true }", 'openai = { default_model = "counted" }')
-"""Of the server that `text_server` is."""
+"""Settings of the server `text_server`."""
 
 pytestmark = [
     pytest.mark.usefixtures("tgi"),  # before any server: where it is absent, none need start

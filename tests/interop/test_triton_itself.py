@@ -15,7 +15,7 @@ from tests.interop.triton_differences import ANSWERS, DIFFERENCES, differ
 
 @pytest.fixture(scope="session")
 def answers(triton_itself: Triton, v2_server: Server) -> Mapping[str, tuple[Answer, Answer]]:
-    """What Triton and we answer to each case."""
+    """The answers of Triton and of the gateway to each case."""
     here = f"{v2_server.host}:{v2_server.port}"
     with ThreadPoolExecutor(8) as pool:
         both = [(pool.submit(ask, triton_itself.http, case), pool.submit(ask, here, case)) for case in CASES.values()]

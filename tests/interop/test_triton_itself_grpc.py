@@ -23,7 +23,7 @@ TRIES = 5
 
 @pytest.fixture(scope="session")
 def answers(triton_itself: Triton, v2_server: Server) -> Mapping[str, tuple[Answer, Answer]]:
-    """What Triton and we answer to each case."""
+    """The answers of Triton and of the gateway to each case."""
     here = f"{v2_server.host}:{v2_server.port}"
     with ThreadPoolExecutor(1) as pool:
         ours = pool.submit(lambda: {name: ask(here, case) for name, case in CASES.items()})

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # gevent's own
 Call = Callable[..., Any]
 
 NOT_HERE = {"register_system_shared_memory", "register_cuda_shared_memory", "update_trace_settings", "get_trace_settings"}
-"""What needs shared memory or tracing."""
+"""The calls that need shared memory or tracing."""
 NO_CALLS = {"close", "plugin", "register_plugin", "unregister_plugin"}
 
 ARRAYS: Mapping[str, np.ndarray[Any, Any]] = {
@@ -124,7 +124,7 @@ def floats(triton: Any, *values: float) -> list[Any]:
     return [given(triton, np.array(values, np.float32), "FP32")]
 
 
-# ---- what is called
+# ---- the calls
 
 
 def test_every_call_of_the_client_is_tested_here(call: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from tests.interop.served_v2 import DECLARED, NUMBERS
 
 Answer = Mapping[str, Any]
-"""What is compared of an answer: by the name of each aspect."""
+"""The compared aspects of an answer, by name."""
 
 DTYPES: Mapping[str, Any] = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
@@ -311,7 +311,7 @@ def _bodies() -> Iterator[Case]:
     )
     yield infer("binary_data_output is a string", fp32, good, parameters={"binary_data_output": "true"})
     yield infer("binary_data is 1", fp32, good, outputs=[output("OUTPUT0", binary_data=1)])
-    # where the JSON ends
+    # the end of the JSON
     yield infer(
         "the header's name in lower case", fp32, good, json_length="", headers={"inference-header-content-length": str(head)}
     )

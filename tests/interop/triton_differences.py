@@ -1,4 +1,4 @@
-"""Where we answer otherwise than Triton 2.51, on purpose, and why; as data, for the test and for the table in the docs."""
+"""The answers that differ from Triton 2.51's on purpose, and why: data for the test and the table in the docs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Pair = tuple[str, str]
-"""What `differ` says of Triton's answer and of ours."""
+"""The words of `differ` for Triton's answer and for the gateway's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Difference:
 
 
 def differ(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Pair | None:
-    """What differs between two answers, in few words for each; None where nothing does."""
+    """The difference between two answers, in few words for each; None if there is none."""
     if theirs["status"] != ours["status"]:
         return _status(theirs), _status(ours)
     aspects = [name for name in {**theirs, **ours} if name != "said" and theirs.get(name) != ours.get(name)]
@@ -63,7 +63,7 @@ def _all(pair: Pair, *cases: str) -> dict[str, Pair]:
 _FAULT, _TAKEN, _STRICT = ("500", "400"), ("400", "200"), ("200", "400")
 
 DIFFERENCES: Sequence[Difference] = (
-    # ---- where the JSON ends
+    # ---- the end of the JSON
     Difference(
         asked="`Inference-Header-Content-Length: 106xyz`, `106.0`, `+106`",
         triton="read as 106",
@@ -478,7 +478,7 @@ DIFFERENCES: Sequence[Difference] = (
 )
 
 ANSWERS: Mapping[str, Pair] = {case: pair for difference in DIFFERENCES for case, pair in difference.cases.items()}
-"""What differs, by the name of the case."""
+"""The differences, by the name of the case."""
 
 
 def table() -> str:

@@ -25,7 +25,7 @@ from tests.protocols.grpc.messages import REQUEST, RESPONSE, STREAM_RESPONSE, sp
 INFER, STREAM = f"{SERVICE}/ModelInfer", f"{SERVICE}/ModelStreamInfer"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 NOTHING = MessageType("Nothing", {})
-"""Of answers whose messages are counted alone."""
+"""The type of answers whose messages are only counted."""
 _LATER = 10.0
 """Seconds that what comes later may take."""
 
@@ -87,7 +87,7 @@ def _asked(at: str, case: Case) -> Answer:
         if not answer["status"][0].isdigit():
             return answer | {"connection": _goes_on(frames)}
         if answer["status"] != "0 OK":
-            # alone: clients that retry (gRFC A6) do so for an error in one head
+            # `alone`: clients retry (gRFC A6) only after an error in one head.
             answer["error"] = "in one head" if received.alone else "behind messages"
             answer["said"] = (received.head if received.alone else received.trailers).get("grpc-message", "")
             if not answer["said"]:
@@ -653,7 +653,7 @@ def _streams() -> Iterator[Case]:
 
 
 def _loads() -> Iterator[Case]:
-    """What comes long after the unload: Triton says too early that it is done, and a load meanwhile may end its process."""
+    """Cases that come long after the unload: Triton reports its end too early, and a load meanwhile may end its process."""
     yield control(
         "statistics: a decoupled model",
         "ModelStatistics",

@@ -1,4 +1,4 @@
-"""Where we answer calls of gRPC otherwise than Triton 2.51, and why: data for the test and the table in the docs."""
+"""The answers to calls of gRPC that differ from Triton 2.51's, and why: data for the test and the table in the docs."""
 
 from __future__ import annotations
 
@@ -535,10 +535,10 @@ DIFFERENCES: Sequence[Difference] = (
 )
 
 ANSWERS: Mapping[str, Pair] = {case: pair for difference in DIFFERENCES for case, pair in difference.cases.items()}
-"""What differs, by the name of the case."""
+"""The differences, by the name of the case."""
 
 ALONE_HERE: Mapping[str, str] = {case: status for difference in DIFFERENCES for case, status in difference.alone.items()}
-"""Our status for each of the calls that Triton is not sent."""
+"""The gateway's status for each call that is not sent to Triton."""
 
 
 def table() -> str:

@@ -21,7 +21,7 @@ async def echo(socket: ServerConnection) -> None:
 
 
 async def tell(socket: ServerConnection) -> None:
-    """What the platform says of a session, then as `echo`."""
+    """Sends the target and headers of the platform's request, then echoes like `echo`."""
     request = socket.request
     assert request is not None
     headers = {name.lower(): value for name, value in request.headers.raw_items()}
