@@ -38,7 +38,7 @@ _STATS = 1.0  # seconds, at least, between two events of figures
 
 
 class Reported(Protocol):
-    """Who has the events, and the report of a drain that ends them."""
+    """The source of the events, and of the drain report that ends them."""
 
     @property
     def drain_report(self) -> DrainReport | None: ...
@@ -48,16 +48,16 @@ class Reported(Protocol):
 
 @final
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look has found."""
+    """The news that one look has found."""
 
     models: list[ModelView] | None
-    """All of them, where one has changed."""
+    """All models if one has changed, else None."""
     incidents: list[IncidentView]
-    """Those that have happened, the oldest first."""
+    """The incidents since the last look, the oldest first."""
     draining: DrainProgress | None
-    """How far a drain is, where that has changed."""
+    """The progress of a drain if it has changed, else None."""
     dropped: int
-    """Exchanges that have ended, and are told by their number alone."""
+    """The number of ended exchanges of which nothing else is told."""
     streams: bytes
     """Events of streams."""
     opened: list[str]
@@ -81,10 +81,10 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class StreamWatch:
-    """What one reader has been told, and what it is to be told next.
+    """The news for one reader.
 
-    It keeps a few figures of each exchange that is live, and what has ended since the last look, `KEPT` at most. Nothing
-    grows with the time that its reader does not read.
+    It keeps a few figures of each live exchange, and at most `KEPT` exchanges that have ended since the last look. Its
+    memory does not grow while the reader does not read.
     """
 
     def __init__(self, gateway: Operated, incidents: Incidents) -> None:
@@ -94,7 +94,7 @@ class StreamWatch:
         self._known: dict[str, tuple[object, ...]] = {}
         self._ended: deque[StreamView] = deque()
         self._dropped = 0
-        self._models: object = None  # what of them was told
+        self._models: object = None  # the models as they were told last
 
     def ended(self, exchange: Exchange) -> None:
         """An exchange has ended."""
@@ -131,7 +131,7 @@ class StreamWatch:
         )
 
     def _live(self) -> Iterator[bytes]:
-        """What there is to tell of each exchange, which may be nothing."""
+        """The events of each exchange that has changed."""
         live, queued, now = self._gateway.live, self._gateway.supervisor.waiting, trio.current_time()
         gone = self._known.keys() - {exchange.id for exchange in live}
         for exchange in live:

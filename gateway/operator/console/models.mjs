@@ -56,7 +56,7 @@ function Model({model, figures}) {
     <${Card} label=${model.name}>
       <div class="top"><h2 class="big"><span class="clip">${model.name}</span> <${StateBadge} model=${model} />
         ${model.seconds !== undefined && html`<small>for ${roughly(model.seconds + age())}</small>`}</h2>
-        <span class="buttons">${served ? html`<button type="button" onClick=${() => reload(model)}>Reload…</button>
+        <span class="buttons">${served ? html`<a class="drain" href=${"#/playground/" + encodeURIComponent(model.name)}>Call it</a><button type="button" onClick=${() => reload(model)}>Reload…</button>
           <button type="button" class="danger" onClick=${() => unload(model)}>Unload…</button>`
           : html`<button type="button" onClick=${() => load(model)}>Load…</button>`}</span></div>
       ${model.reason && html`<p class=${levelOf(model.state) === "good" ? "muted" : "refused"}>${model.reason}</p>`}

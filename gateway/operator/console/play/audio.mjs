@@ -62,6 +62,7 @@ async function send(call, model, next) {
       setTimeout(() => socket.readyState !== WebSocket.CLOSED && ask("POST", `streams/${call.id}/end`, {}).catch(() => {}), PATIENCE);
     };
   });
+  if (call.stopped) call.stop();
   while (await room(call, socket)) {
     const piece = await next(call);
     if (!piece) break;

@@ -30,7 +30,7 @@ export async function look() {
       if (asked && error.message.includes("playground")) play.off = error.message;
     }
   }
-  if (asked && !play.off && model && model.family === "tensor") await describe(model.name);
+  if (asked && !play.off && model && model.family === "tensor") await describe(model);
   asking = false;
   changed();
 }

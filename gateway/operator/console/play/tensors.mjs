@@ -11,16 +11,18 @@ import {anyShape, rows, sample, shown, tensor} from "./shapes.mjs";
 const TYPES = ["INT32", "INT64", "FP32", "FP64", "INT8", "INT16", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL", "BYTES"];
 const LARGEST = 4 * 1024 * 1024, SHOWN = 4000; // bytes of a file, and characters of an output
 
-/** Asks once what a model takes. */
-export async function describe(name) {
-  if (name in play.metadata) return;
-  play.metadata[name] = null;
+const keyOf = model => model.name + " " + model.version;
+
+/** Asks once what a version of a model takes; again in a second where that cannot be told. */
+export async function describe(model) {
+  const key = keyOf(model), known = play.metadata[key];
+  if (known && !known.error) return;
   try {
-    const told = await ask("GET", "play/v2/models/" + encodeURIComponent(name));
-    play.metadata[name] = told;
-    play.given[name] = Object.fromEntries(told.inputs.map(input => [input.name, {datatype: input.datatype || TYPES[0], text: optional(input) ? "" : sample(input)}]));
+    const told = await ask("GET", "play/v2/models/" + encodeURIComponent(model.name));
+    play.metadata[key] = told;
+    play.given[key] = Object.fromEntries(told.inputs.map(input => [input.name, {datatype: input.datatype || TYPES[0], text: optional(input) ? "" : sample(input)}]));
   } catch (error) {
-    play.metadata[name] = {error: error.message, inputs: []};
+    play.metadata[key] = {error: error.message, inputs: []};
   }
   changed();
 }
@@ -47,7 +49,7 @@ function run(name, body) {
 }
 
 export function Tensors({model, url}) {
-  const told = play.metadata[model.name], given = play.given[model.name] || {};
+  const told = play.metadata[keyOf(model)], given = play.given[keyOf(model)];
   if (!told) return html`<${Card} label="Call"><p>–</p><//>`;
   const inputs = filled(told, given), problems = Object.fromEntries(inputs.map(input => [input.name, input.problem]));
   const ready = inputs.length > 0 && inputs.every(input => !input.problem);
