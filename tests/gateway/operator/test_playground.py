@@ -20,7 +20,8 @@ from gateway.operator.access import Access
 from gateway.operator.answers import GatewayAnswers
 from gateway.operator.app import app_of, operator_app
 from models.library.echo import Echo
-from models.messages import Prompt
+from models.messages import Prompt, Token
+from models.session import Session
 from tests.gateway.access.asked import alice, keys_of
 from tests.gateway.operator.operators import Operator
 
@@ -39,11 +40,17 @@ async def patient(prompt: Prompt) -> AsyncIterator[str]:
     await trio.sleep_forever()
 
 
+async def curious(session: Session[Prompt, Token]) -> None:
+    """Says which fields of the request it sees."""
+    async for _ in session:
+        await session.send(Token(text=" ".join(session.call.headers)))
+
+
 @asynccontextmanager
 async def playing(config: Config | None = None, **operator: Any) -> AsyncIterator[tuple[Gateway, ASGIApp]]:
     """A gateway that serves, and its plane as an application."""
     chosen = replace(config or Config(), listen=ListenConfig(port=-1), operator=OperatorConfig(**operator))
-    gateway = Gateway(chosen, models=[shout, patient, Echo()])
+    gateway = Gateway(chosen, models=[shout, patient, curious, Echo()])
     app = operator_app(gateway)
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway.serve)
@@ -142,6 +149,15 @@ async def test_it_wants_the_planes_token_and_no_key(tmp_path: Path) -> None:
             call = socket_call(nursery, app, "everywire.play", await ticket(app, authorization=f"Bearer {TOKEN}"))
             assert (await call.told())["type"] == "websocket.accept"
             call.give(type="websocket.disconnect", code=1000)
+
+
+async def test_a_model_never_sees_the_token_nor_the_page() -> None:
+    """Not even where credentials are passed on to models."""
+    async with playing(Config(access=AccessConfig(pass_credentials=True)), token=TOKEN) as (_, app):
+        page = {"authorization": f"Bearer {TOKEN}", "cookie": "a=b", "origin": "http://127.0.0.1:9000", "x_kept": "1"}
+        seen = (await Operator(app, **page).ask("POST", "/play/predictions/curious", TEXT)).body.decode()
+        assert "x-kept" in seen
+        assert not [name for name in ("authorization", "cookie", "origin") if name in seen]
 
 
 async def test_a_page_of_another_site_calls_nothing() -> None:
