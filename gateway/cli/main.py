@@ -225,7 +225,6 @@ def new(given: CommandLine, folder: Path, kind: str) -> None:
 \b
 Examples:
   everywire demo                              the tour, and a server to try more on
-  everywire keys new alice                    a key of a client, and its line for the file of keys
   everywire demo --once                       the tour alone
 
 \b

@@ -47,6 +47,7 @@ FOLLOWED = {
     "docs/howto/clients-text.md": "tests/docs/test_clients.py",
     "docs/howto/deploy.md": "tests/deploy/test_manifests.py",
     "docs/howto/sagemaker.md": "tests/docs/test_sagemaker.py",
+    "docs/howto/sagemaker-container.md": "tests/docs/test_sagemaker.py",
     "docs/move/djl-tgi.md": "tests/docs/test_moves.py",
     "docs/move/fastapi.md": "tests/docs/test_moves.py",
     "docs/move/kserve-mlserver.md": "tests/docs/test_moves.py",
@@ -97,6 +98,11 @@ def stories() -> list[str]:
 def is_followed(block: Block) -> bool:
     """True if a reader acts on this block: writes a file, types a command or reads a log."""
     return not block.unrun and bool(block.file or block.language in ("console", "log"))
+
+
+def words(page: str) -> int:
+    """The words of a page outside its fenced blocks, with those of its tables; marks such as `|` and `-` are no words."""
+    return len(re.findall(r"\S*\w\S*", _FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))))
 
 
 def namespace_of(page: str) -> dict[str, Any]:
@@ -160,14 +166,14 @@ def skip_or_fail(missing: list[str]) -> None:
 class Reader:
     """Follows pages in a directory of its own, which is the home directory too.
 
-    The ports of the pages, 8000, 8080, 8090 and 8443, stand for some that are free. A server runs until the next one is started,
+    The ports of the pages, 8000, 8080, 8090, 8443 and 9090, stand for some that are free. A server runs until the next one is started,
     a line `^C` stops it, or the reader leaves; then it must have ended as a server does. One that is started with a `&` at
     the end of its line runs beside the others until the reader leaves.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {page: str(free_port()) for page in ("8000", "8080", "8090", "8443")}
+        self.ports = {page: str(free_port()) for page in ("8000", "8080", "8090", "8443", "9090")}
         self.server: _Server | None = None
         self._beside: list[_Server] = []
         (folder / ".curlrc").write_text("silent\nshow-error\nmax-time = 120\n")
@@ -248,7 +254,7 @@ class Reader:
 
     def ported(self, text: str) -> str:
         """The page's text with the ports that are free here."""
-        return re.sub(r"\b(8000|8080|8090|8443)\b", lambda port: self.ports[port[0]], text)
+        return re.sub(r"\b(8000|8080|8090|8443|9090)\b", lambda port: self.ports[port[0]], text)
 
     def as_printed(self, text: str) -> str:
         """The output of a program here, with the ports of the page."""

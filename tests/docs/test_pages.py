@@ -33,6 +33,7 @@ from tests.docs.pages import (
     is_followed,
     namespace_of,
     stories,
+    words,
 )
 
 # Blocks without a language are what goes over a wire. These pages have some, and these tests hold the forms.
@@ -47,6 +48,9 @@ WIRE = {
 }
 MOST_UNRUN = 15
 """Blocks that nobody runs: each has its reason above it."""
+
+MOST_WORDS = {"docs/howto": 1500, "docs/tutorial": 1500, "docs/move": 1500}
+"""The most words of a page, by the folder that it is in. A longer page has two tasks, or says a thing twice."""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -84,6 +88,17 @@ def test_the_blocks_that_nobody_runs_are_few_and_say_why() -> None:
     unrun = [(page, block.line, block.unrun) for page in PAGES for block in blocks(page) if block.unrun]
     assert len(unrun) <= MOST_UNRUN
     assert [place for place in unrun if len(place[2]) < 8] == []
+
+
+@pytest.mark.parametrize("folder", MOST_WORDS)
+def test_a_page_is_read_in_minutes(folder: str) -> None:
+    counts = {page: words(page) for page in PAGES if page.startswith(f"{folder}/")}
+    assert counts
+    assert {page: count for page, count in counts.items() if count > MOST_WORDS[folder]} == {}
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
 @pytest.mark.parametrize(("page", "test"), FOLLOWED.items())

@@ -1,4 +1,4 @@
-"""The Application Auto Scaling calls of docs/howto/sagemaker.md are valid by botocore's service model."""
+"""The Application Auto Scaling calls of docs/howto/sagemaker-container.md are valid by botocore's service model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.pages import blocks
 CAPACITY = 64
 PAGE = [
     json.loads(b.text)
-    for b in blocks("docs/howto/sagemaker.md")
+    for b in blocks("docs/howto/sagemaker-container.md")
     if b.section == "Scale an endpoint" and b.language == "json"
 ]
 CALLS = dict(zip(("RegisterScalableTarget", "PutScalingPolicy"), PAGE, strict=True))
