@@ -212,7 +212,7 @@ def test_the_pages_have_the_same_parts(page: str) -> None:
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert [heading.partition(":")[0] for heading in dict.fromkeys(h.partition(":")[0] for h in headings)] == [
-        "Concepts", "Configuration", EXAMPLE, "What you lose",
+        "Concepts", "Configuration", EXAMPLE, "Features that you lose",
     ]  # fmt: skip
     assert 350 < len(text.split()) < 800
     for part in text.split("## ")[1:3]:
