@@ -386,7 +386,7 @@ _ERRORS = {
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:
     """Answers an error before the head in the shapes of the operation."""
-    # Before the head a deadline is one of a wait for a slot: the model was not called.
+    # Before the head, a deadline is usually that of a wait for a slot: a model is called before it only if it `accepts`.
     whose = ErrorOrigin.BUSY if isinstance(error, DeadlineExceeded) else blame(error)
     if (forbidden := forbidden_of(error)) is not None:
         status, headers, body = refusal(forbidden)
