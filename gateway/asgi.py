@@ -20,8 +20,8 @@ class ASGIApp:
     drains. Mounted in another application, which gets the lifespan events itself, somebody else must run `gateway.serve`;
     until it runs the answer is 503.
 
-    ASGI cannot express all that the gateway's own listeners promise: docs/reference/asgi.md has each point. RuntimeError where the server does not run on Trio; `wires.asgi.AnswerCut` tells the server of an answer
-    that cannot be completed.
+    ASGI cannot express all that the gateway's own listeners promise: docs/reference/asgi.md has each point. RuntimeError if
+    the server does not run on Trio; `wires.asgi.AnswerCut` tells the server of an answer that cannot be completed.
     """
 
     def __init__(self, gateway: Gateway) -> None:
