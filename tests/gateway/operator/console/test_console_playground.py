@@ -200,7 +200,7 @@ def test_a_microphone_reaches_the_model(start: Callable[..., Server], console: A
         page.click("#microphone:has-text('End of speech')")
         comes(page, '"event":"end"')
         seconds = json.loads(answer(page).strip().splitlines()[-1])["audio_seconds"]
-        assert seconds > 0.1
+        assert seconds >= 0.1  # one frame at least
         until(lambda: events(server, "speech") == ["complete"], "its ending")
 
 
