@@ -37,12 +37,12 @@ class ConnectionWire(Wire, Protocol):
     """A machine with its driver's rules; what a connection needs beyond what its exchanges need."""
 
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
-        """Where the next bytes go: `scratch`, for `receive_data`; a place of their own, for `buffer_updated`; None while
-        none are taken."""
+        """The memory for the next bytes: `scratch`, for `receive_data`; memory of the wire's own, for `buffer_updated`; None
+        while the wire takes none."""
         ...
 
     def buffer_updated(self, n: int) -> bool:
-        """Whether it is worth a `pump` already: not for each piece of a large body that lands where it will stay."""
+        """True if a `pump` is worthwhile now: not for each piece of a large body that lands where it will stay."""
         ...
 
     def receive_data(self, data: memoryview) -> None: ...
@@ -58,7 +58,8 @@ class ConnectionWire(Wire, Protocol):
 
     def data_to_send(self, at_most: int) -> list[Buffer]: ...
     def data_sent(self) -> Sent | None:
-        """What `data_to_send` gave has left, or else the connection's `whole_answer`. None where its exchange was told."""
+        """Says that the bytes of `data_to_send`, or the connection's `whole_answer`, have left. None where the wire has told
+        the exchange itself."""
         ...
 
     def held(self) -> tuple[int, int]:
@@ -90,10 +91,10 @@ class ConnectionWire(Wire, Protocol):
 class Connection:
     """Drives one wire over one transport, without a task of its own.
 
-    It is told when the transport is readable or writable, and has a `turn` when it asked for one; what it does then
-    never waits. Each exchange has a task, which waits for nobody here but its own input and room. The connection is
-    over when the wire says so, when the transport fails, or when the server says so; its exchanges then have their
-    endings, and when the last has returned, everything they held is given back.
+    It is told when the transport is readable or writable, and has a `turn` when it asked for one; none of its work ever
+    waits. Each exchange has a task, which waits only for its own input and room. The connection ends when the wire or the
+    server ends it, or when the transport fails. Its exchanges then have their endings, and when the task of the last one
+    has returned, everything they held is given back.
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
@@ -136,11 +137,11 @@ class Connection:
         self.whole_answer: bytes | None = None
         """An answer that a wire was given whole, small, and while nothing else was to be sent: that of most unary calls over
         HTTP/1.1, whose machine returns its bytes from `respond` (which says where it does) and queues them too. The next
-        write begins with them. Where the transport takes them all, the wire is not asked what to send: it learns from
-        `data_sent` that they have left, and tells their exchange itself. Where it does not, they leave as the first of what
-        the wire has queued. Both ways the client gets the same bytes, and the exchange the same ending; only the steps on
-        this side are fewer."""
-        self._rest = _NOTHING  # what the transport did not take
+        write begins with them. If the transport takes them all, the wire is not asked for data to send: it learns from
+        `data_sent` that they have left, and tells their exchange itself. If not, they leave as the first bytes that the wire
+        has queued. Both ways the client gets the same bytes, and the exchange the same ending; the first way takes fewer
+        steps."""
+        self._rest = _NOTHING  # the transport has not taken these yet
         self.blocked = False
         self._blocked_since: float | None = None
         self._linger: Linger | None = None
@@ -149,7 +150,7 @@ class Connection:
         certificate = self.client_certificate
         known = certificate is not None and certificate.subject
         self.party = server.parties.of_certificate(known) if known else Party(self.peer)
-        """Whom its exchanges are counted for: the subject of the client's certificate, else the connection itself."""
+        """The party that its exchanges are counted for: the subject of the client's certificate, else the connection."""
         self.budget = server.account_of(self.party)
         self.wire = make_wire(self)
 
@@ -160,7 +161,7 @@ class Connection:
 
     @property
     def client_certificate(self) -> ClientCertificate | None:
-        """What the client has shown of itself, where TLS has verified it."""
+        """The client's certificate, if TLS has verified one; else None."""
         transport = self.transport
         if self._certificate is None and isinstance(transport, TLSTransport) and (der := transport.peer_certificate()):
             self._certificate = read_client(der)
@@ -195,7 +196,7 @@ class Connection:
             self._contain(self._write_rest)
 
     def turn(self) -> None:
-        """What was put off: events, bytes to receive, bytes to write."""
+        """Does the work that was put off: events, bytes to receive, bytes to write."""
         self._dirty = False
         if self._lost is None:
             try:
@@ -317,7 +318,7 @@ class Connection:
             self._not_enough()
 
     def pump_soon(self) -> None:
-        """The same, in this connection's next turn."""
+        """Hands on what the machine has, in this connection's next turn."""
         self.behind = True
         self.turn_soon()
 
@@ -435,7 +436,7 @@ class Connection:
     def _sent(self, sent: Sent) -> None:
         exchanges = self.exchanges
         ended = sent.ended
-        if sent.room != ended:  # of an answer that left whole nobody waits for room
+        if sent.room != ended:  # an answer that left whole has no task that waits for room
             for stream in sent.room:
                 exchange = exchanges.get(stream)
                 if exchange is not None:
@@ -448,7 +449,7 @@ class Connection:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _begin_linger(self) -> None:
-        """Everything is written. What the client still sends is swallowed for a moment."""
+        """Begins to linger once everything is written: bytes that the client still sends are dropped for a moment."""
         if self.eof:
             self.lost(Ending.CANCELLED)
             return
@@ -513,7 +514,8 @@ class Connection:
                 self.wire.tick(now)
 
     def _stalled(self, stall: float, waited: float) -> None:
-        """The peer takes nothing: what runs stops, and says so behind what is queued; or it ends a moment later."""
+        """The peer takes nothing. The running exchanges are interrupted, and their errors queued behind their answers; if
+        the peer does not take those either, the connection ends a moment later."""
         running = [e for e in self.exchanges.values() if e.interruption is None and e.outbound.finishing is None]
         told = any(e.interruption is not None for e in self.exchanges.values())
         if running or not told:
@@ -546,7 +548,7 @@ def socket_hop(transport: Transport) -> list[Hop]:
 
 
 def _after(buffers: list[Buffer], n: int) -> list[Buffer]:
-    """What is left of the buffers once their first n bytes are gone."""
+    """The rest of the buffers without their first n bytes."""
     for i, buffer in enumerate(buffers):
         size = len(buffer)
         if n < size:

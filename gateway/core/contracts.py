@@ -23,12 +23,12 @@ LANDED = 256 * 1024
 """Bytes of a body, at most, that land where it will stay before its exchange hears of them; at first as many as it has
 heard of."""
 TURN_SECONDS = 0.002
-"""What a connection may do at once with what it has received; more than that waits for its next turn."""
+"""Seconds of one turn of a connection, for bytes that it has received; the rest waits for its next turn."""
 EVENTS_A_LOOK = 8
 """Events that it hands on between two looks at the clock."""
 REQUESTS_AT_ONCE = 8
 """Requests that are one turn of a connection which has not used up its last one; the turn ends with the next that begins.
-What they cost shows only when they run, and the first turns of many connections come one after the other."""
+The cost of a request shows only when it runs, and the first turns of many connections come one after the other."""
 LAST_WORD = 5.0
 """Seconds that a client has, after `limits.write_stall`, to read again and hear why its answer ends: what
 `websocket.close_timeout` gives a Close. Meanwhile its model has stopped, and only what is queued is held."""
@@ -47,15 +47,15 @@ class Hop(NamedTuple):
 
 
 class Wire(Protocol):
-    """What an exchange asks of its connection. Every call is synchronous and commits; none may fail for a peer's
-    reason: when the peer is gone they do nothing, and the exchange has been told."""
+    """The calls that an exchange makes of its connection. Every call is synchronous and commits. None may fail because of
+    the peer: when the peer is gone they do nothing, and the exchange has been told."""
 
     name: str
     windowed: bool
-    """Whether the wire has a receive window per stream, paid from the budget by its machine."""
+    """True if the wire has a receive window per stream, paid from the budget by its machine."""
     exclusive: bool
-    """Whether its room shrinks by what the exchange itself pushes alone, each message with at most `FRAMING` bytes more.
-    Pieces of such an answer wait in its Outbound, and the wire asks for them (`take_pieces`) when it writes."""
+    """True if only the exchange's own pushes make its room smaller, each message by at most `FRAMING` bytes more than it
+    has. Pieces of such an answer wait in its Outbound, and the wire asks for them (`take_pieces`) when it writes."""
 
     def credit(self, stream: int, n: int) -> None: ...
     def proceed(self, stream: int) -> None: ...
@@ -73,13 +73,13 @@ class Wire(Protocol):
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None: ...
     def finish(self, stream: int, code: int, reason: str, trailers: Headers) -> None:
-        """The end of an answer that has begun. `code` and `reason` are a WebSocket's alone. `trailers` are fields behind the
-        body, and the last of them is the last byte of the answer. HTTP/2 carries them always; HTTP/1.1 where the body is
-        chunked and the request has said `te: trailers` (RFC 9110 section 6.5.1, RFC 9112 section 7.1.2); a call of an ASGI
-        server where the request has said so too, the server offers `http.response.trailers`, and `start` has named them.
-        Elsewhere they are dropped, as HTTP allows, so nobody may depend on them who does not know his wire; a WebSocket
-        has none. LocalProtocolError, and nothing is done, for fields that its machine cannot carry there; an ASGI server
-        judges for itself."""
+        """Ends an answer that has begun. `code` and `reason` are for a WebSocket only. `trailers` are fields behind the
+        body, and the last of them is the last byte of the answer. HTTP/2 always carries them. HTTP/1.1 does if the body
+        is chunked and the request has said `te: trailers` (RFC 9110 section 6.5.1, RFC 9112 section 7.1.2). An ASGI
+        server carries them where the request asks for them too, the server offers `http.response.trailers`, and `start` has
+        named them. Elsewhere they are dropped, as HTTP allows, so a caller that does not know its wire must not depend on
+        them; a WebSocket has none. LocalProtocolError, and nothing is done, for fields that the wire's machine cannot carry
+        there; an ASGI server judges for itself."""
         ...
 
     def respond(
@@ -107,7 +107,7 @@ class Wire(Protocol):
         ...
 
     def hops(self, stream: int) -> list[Hop]:
-        """Where the bytes of the exchange are now, of the places that this wire has, from the model to the client."""
+        """The places of this wire that hold bytes of the exchange now, in order from the model to the client."""
         ...
 
     def reserved(self, stream: int) -> int:
@@ -120,13 +120,13 @@ class Wire(Protocol):
 
     def release(self, stream: int) -> None: ...
     def dismiss(self) -> None:
-        """Takes no further request: the connection ends when those that it has are answered. Where it is somebody else's,
-        nothing happens."""
+        """Takes no further request: the connection ends when those that it has are answered. Does nothing where the
+        connection belongs to an ASGI server."""
         ...
 
 
 class Owner(Protocol):
-    """Who keeps count of exchanges."""
+    """Keeps count of exchanges: a connection, or a call of an ASGI server."""
 
     peer: str
     proxies: TrustedProxies | None
@@ -138,7 +138,7 @@ class Owner(Protocol):
     """When bytes were last taken by the transport, on Trio's clock."""
 
     heavy: bool
-    """Whether its last turn was not enough for it: it comes after all others, and so do its exchanges."""
+    """True if its last turn was not enough for it: it comes after all others, and so do its exchanges."""
 
     routed: tuple[Head, Any, Any] | None
     """The last head whose route was found, that `gateway.core.route.Route`, and what was decided of who asks, where that was
@@ -155,17 +155,17 @@ class Owner(Protocol):
 
     @property
     def budget(self) -> Budget:
-        """What its party holds of the byte budget, and asks for it by."""
+        """The account of its party, which reserves bytes of the byte budget."""
         ...
 
     @property
     def party(self) -> Party:
-        """Whom its exchanges are counted for, where they do not say more about themselves."""
+        """The party that its exchanges are counted for, unless they show a key."""
         ...
 
     @property
     def client_certificate(self) -> ClientCertificate | None:
-        """What the client has shown of itself, verified."""
+        """The client's verified certificate; None where there is none."""
         ...
 
     def clock(self) -> float: ...
@@ -178,18 +178,18 @@ class Owner(Protocol):
         ...
 
     def failed(self, error: Exception) -> None:
-        """What went wrong outside of the exchange's own work: the connection ends with it."""
+        """Ends the connection for an error outside of the exchange's own work."""
         ...
 
 
 class Sink(Protocol):
-    """Where a body goes, in place of a task that receives it piece by piece."""
+    """Takes a body, in place of a task that receives it piece by piece."""
 
     landed: int | None
     """The answer of `Wire.land` for `place`; None where the bytes that are taken are elsewhere."""
 
     def place(self) -> memoryview | None:
-        """Where the wire may receive the rest; None where that is not known, or there is none."""
+        """The memory that the wire may receive the rest into; None where that is not known, or there is none."""
         ...
 
     def take(self, item: Buffer, n: int, /) -> None:
@@ -198,20 +198,20 @@ class Sink(Protocol):
 
 
 class Answered(Protocol):
-    """What a body asks of the answer to it."""
+    """The answer to a body, as far as the body needs to know it."""
 
     status: int
     turn: Turn
 
 
 class Stream(Protocol):
-    """What its two directions ask of an exchange."""
+    """An exchange, as far as its two directions need to know it."""
 
     id: str
     stream: int
     owner: Owner
     account: Budget
-    """Where what it holds is paid from."""
+    """The account that pays for the bytes that it holds."""
     request: Head
     fields: dict[bytes, bytes]
     gone: bool

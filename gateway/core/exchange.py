@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gateway.party import Party
 
 _FOREVER = float("inf")
-_LEVELS, _DEFAULT_LEVEL = 16, 8  # of priority, as `gateway.workers.slots` has them
+_LEVELS, _DEFAULT_LEVEL = 16, 8  # levels of priority, as in `gateway.workers.slots`
 
 
 def allowed_priority(permit: Key | None, priority: int) -> int:
@@ -65,7 +65,7 @@ class Exchange:
     left_at: float
     """When its task was done with it; not set before."""
     waits: Waits | None
-    """What it has waited for; None where it has not."""
+    """The times that it has waited; None where it never has."""
     instance: int
     """The number of the process of its model that was called last; not set where none was."""
     stopped_by: str
@@ -85,11 +85,11 @@ class Exchange:
     def __init__(self, owner: Owner, wire: Wire, request: Request, id: str, now: float) -> None:
         self.owner = owner
         self.account = account = owner.budget
-        """Where what it holds is paid from: its party's."""
+        """The account of its party, which pays for the bytes that it holds."""
         self.wire = wire
         head, body = request.head, request.body
         self.request = head
-        """What it says before its body; another one once that was inflated."""
+        """The head of its request; another one once the body was inflated."""
         self.fields = head.fields
         """The first field of each (lower-case) name."""
         self.id = id
@@ -102,7 +102,7 @@ class Exchange:
         """All of its body, until somebody takes it; None where it did not come with the head."""
         self._key: Party | None = None
         self.permit: Key | None = None
-        """What that key may: None where there is none, and nothing is kept from who asks."""
+        """The permissions of that key; None where there is no key, and the client may call everything."""
         self._scope: trio.CancelScope | None = None
         self.cancelled = False
         self.ending: Ending | None = None
@@ -113,13 +113,14 @@ class Exchange:
         self.words: Callable[[Exchange, GatewayError], None] | None = None
         """How its dialect says an error before the head; it commits and finishes the exchange."""
         self.fail: Callable[[GatewayError], None] | None = None
-        """The same, for what is under way: it comes before `words`."""
+        """How its dialect says an error of the work under way; if set, it is used in place of `words`."""
         self.model = self.dialect = self.incident = ""
         self.reply: dict[str, str] | None = None
         """Header fields that the model wants in the head of its answer, by lower-case name."""
         self.bytes_in = 0
         self.priority = 0
-        """The level at which it waits for a slot, where the request says so: `gateway.workers.slots`."""
+        """The level at which it waits for a slot, where the request names one (`gateway.workers.slots`); default 0: none
+        named."""
         self.copied = 0
         """Bytes of the body that were copied or inflated, each time they were, on their way into the one buffer that
         `receive_body` or `whole_body` has given; what lands there costs nothing."""
@@ -140,7 +141,7 @@ class Exchange:
 
     @property
     def party(self) -> Party:
-        """Whom it is counted for: its key, or else whoever its connection is."""
+        """The party that it is counted for: that of its key, else that of its connection."""
         return self._key or self.owner.party
 
     @property
@@ -156,16 +157,16 @@ class Exchange:
             self.account = after
             before.hand_over(self.held + self.wire.charge(self.stream, after), after)
 
-    # -- what the request says -----------------------------------------------------------------------------------
+    # -- the request ---------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> bytes:
-        """Of the target, as it was sent; looked for where a route is new, not for each request."""
+        """The path of the target, as it was sent. Computed at each use: only a new route needs it."""
         return self.request.target.partition(b"?")[0]
 
     @property
     def query(self) -> bytes:
-        """What is behind the target's first question mark."""
+        """The part of the target behind its first question mark."""
         return self.request.target.partition(b"?")[2]
 
     def header(self, name: bytes) -> bytes | None:
@@ -173,7 +174,7 @@ class Exchange:
         return self.fields.get(name)
 
     def may_ask(self, model: str) -> bool:
-        """Whether its key, where it has one, reaches a model of this name."""
+        """True if its key reaches a model of this name, or it has no key."""
         permit = self.permit
         return permit is None or permit.reaches(model)
 
@@ -192,8 +193,8 @@ class Exchange:
 
     @property
     def waits_for(self) -> str:
-        """What its own task waits for on the wire: `end` where all is said, and the client has yet to take the last of it;
-        `room` where the client does not read, `input` where it does not send; empty where it is none of these."""
+        """The step of the client that its own task waits for: `end` if all is said, and the client has yet to take the last
+        of it; `room` if the client does not read; `input` if it does not send; empty if it is none of these."""
         if self.outbound.finishing is not None:
             return "end"
         if self.outbound.waits:
@@ -218,7 +219,7 @@ class Exchange:
                 self.reserved = 0
         return inbound
 
-    # -- what ends it ------------------------------------------------------------------------------------------------
+    # -- its ending --------------------------------------------------------------------------------------------------
 
     def answer_written(self) -> None:
         """The last byte of our ending is with the kernel."""
@@ -296,7 +297,8 @@ class Exchange:
         self._set_deadline(limits.deadline)
 
     def limit_call(self, seconds: float, name: str) -> None:
-        """The same, whatever limits are said later: the earliest deadline holds. `name` says whose limit it is."""
+        """Sets a deadline that no later limit can extend: the earliest deadline holds. `name` says whose limit it is, for
+        the error."""
         limits = self._limits()
         limits.limit_call(seconds, name)
         self._set_deadline(limits.deadline)
@@ -318,8 +320,8 @@ class Exchange:
             self._scope.deadline = until
 
     def check_stamps(self, now: float) -> None:
-        """What the coarse timer asks: interrupts a session that is silent for longer than it may, a whole body that fell
-        silent, and one that stays slower than `limits.body_rate`. Parts of a stream may be as slow as they like."""
+        """Interrupts a session that is silent for longer than it may be, a whole body that fell silent, and one that stays
+        slower than `limits.body_rate`. The coarse timer calls it. Parts of a stream may be as slow as they like."""
         limits, inbound = self.time_limits, self.inbound
         if limits is not None and (said := limits.silent(now - max(self.arrived_at, self.outbound.sent_at))) is not None:
             self.interrupt(self._too_late(said))
@@ -328,14 +330,14 @@ class Exchange:
 
     @property
     def interruption_or_deadline(self) -> GatewayError:
-        """What its work was cancelled for."""
+        """The error that its work was cancelled for."""
         return self.interruption or self._too_late(self._limits().over())
 
     def _too_late(self, message: str) -> DeadlineExceeded:
         awaited: Callable[[], str] | None = getattr(self, "awaited", None)
         return DeadlineExceeded(message if awaited is None else f"{message}: {awaited()}")
 
-    # -- where its time goes: asked where a task parks, never on its way -------------------------------------------------
+    # -- its waits: counted where a task parks, at no cost elsewhere -----------------------------------------------------
 
     def parks_for(self, what: int) -> None:
         """A task of its own waits from now on for one of `gateway.core.waits`'s things."""
@@ -343,7 +345,7 @@ class Exchange:
         waits.begin(what, self.owner.clock())
 
     def has_waited(self, what: int, now: float | None = None) -> None:
-        """It has it, or waits no longer. Who still waits when the exchange's own task is done keeps nobody waiting."""
+        """A task has what it waited for, or waits no longer. Does nothing once the exchange's own task is done."""
         if self.waits is not None and not self._returned:
             self.waits.over(what, self.owner.clock() if now is None else now)
 
@@ -365,7 +367,7 @@ class Exchange:
             return 0.0
         return now - max(self.arrived_at, outbound.sent_at, getattr(self, "queued_until", 0.0))
 
-    # -- what it holds ---------------------------------------------------------------------------------------------------
+    # -- its memory ------------------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> int:
@@ -423,7 +425,7 @@ class Exchange:
 
         return give_back
 
-    # -- what goes wrong -----------------------------------------------------------------------------------------------
+    # -- its errors ----------------------------------------------------------------------------------------------------
 
     def claim(self, dialect: str, refuse: Callable[[Exchange, GatewayError], None]) -> None:
         """Another dialect has it than its route names: as the body or the model chose, and with its own words for errors."""
@@ -469,7 +471,7 @@ class Exchange:
                 self.outbound.uncharge()
             if self._returned:
                 self._close()
-            else:  # what its task does from now on is no part of it
+            else:  # the rest of its task is not counted
                 if self.waits is None:
                     self.waits = Waits()
                 self.waits.end(self.owner.clock())

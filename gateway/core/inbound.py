@@ -26,7 +26,7 @@ _NOTHING: list[Buffer | Frame] = []  # which nobody changes
 
 @final
 class Inbound:
-    """What the client of an exchange sends, where it did not all come with the head.
+    """The body of a request, where it did not all come with the head.
 
     The wire feeds it. `receive` takes a piece and gives its credit back; a cancelled `receive` has taken nothing. Or else
     the whole body goes into one buffer, the `sink`: `gateway.core.whole_body`.
@@ -53,13 +53,14 @@ class Inbound:
     def __init__(self, exchange: Stream, wire: Wire, body: bytes | None = None, held: int = 0) -> None:
         """`body` is all of it where it came with the head: `held` was paid for it, and the wire wants no credit."""
         self.exchange, self.wire = exchange, wire
-        self._arrived = self._taking = _NOTHING  # what has come; the same, the next one last: what the work takes from
+        # pieces that have arrived, the next one first; and those that the work takes from, the next one last
+        self._arrived = self._taking = _NOTHING
         if body:
             self._arrived = [body]
         self.held = held
-        """What these cost, paid from the budget on wires without windows."""
+        """The cost of these pieces in bytes, paid from the budget on wires without windows."""
         self._prepaid = self.input_ended = body is not None
-        """Of `input_ended`: the body has arrived to its end."""
+        """True if the body has arrived to its end (`input_ended`)."""
         self._expects_continue = exchange.request.expects_continue
         self.assembly = 0
         """Bytes of a message under way in a decoder, paid from the budget."""
@@ -121,7 +122,7 @@ class Inbound:
 
     @property
     def waiting(self) -> int:
-        """What the pieces that nobody has taken yet cost beside their bytes."""
+        """The cost in bytes of the pieces that nobody has taken yet, beside their own bytes."""
         return PIECE * (len(self._arrived) + len(self._taking))
 
     # -- called by the exchange's own task -------------------------------------------------------------------------
@@ -203,8 +204,8 @@ class Inbound:
             self.wire.credit(self.exchange.stream, n)
 
     def take_whole(self, limit: int) -> Buffer | None:
-        """All of the body, if it is here in one piece, within the limit and without a content coding. What paid for it while
-        it waited pays for it from now on."""
+        """Takes all of the body, if it is here in one piece, within the limit and without a content coding. The reservation
+        that paid for it while it waited goes on to pay for it."""
         exchange, arrived = self.exchange, self._arrived
         if len(arrived) != 1 or not self.input_ended or exchange.cancelled or self._taking:
             return None
@@ -223,7 +224,7 @@ class Inbound:
         return whole
 
     def gather(self, sink: Sink) -> None:
-        """What has come, and what comes from now on, goes into the sink; a wire may receive into it."""
+        """Puts the pieces that have arrived, and all later ones, into the sink; a wire may receive into it."""
         self.sink = sink
         waiting = [*reversed(self._taking), *self._arrived]
         self._taking = self._arrived = _NOTHING
@@ -242,8 +243,8 @@ class Inbound:
             sink.landed = self.wire.land(self.exchange.stream, place)
 
     def gathering(self, arrived: int, length: int) -> None:
-        """Of a message of that length, which is put together from pieces, so many bytes are here or about to be taken:
-        their memory is paid for, in steps. Overloaded where the budget has no room, or never could have."""
+        """Pays, in steps, for the memory of a message of that length which is put together from pieces; `arrived` bytes of
+        it are here or about to be taken. Overloaded where the budget has no room, or never could have."""
         if arrived > self.assembly:
             self.assembling(ahead(arrived, length))
         elif length > (account := self.exchange.account).limit:
@@ -267,8 +268,8 @@ class Inbound:
     # -- called by the exchange ------------------------------------------------------------------------------------
 
     def too_slow(self, now: float) -> SlowUpload | None:
-        """What an upload ends with that fell silent, or stays slower than `limits.body_rate`: a whole body, or a message
-        that has begun and is not whole. Between its messages a stream may be as slow as it likes."""
+        """The error for an upload that fell silent, or stays slower than `limits.body_rate`: a whole body, or a message that
+        has begun and is not whole; None while it is fast enough. Between messages a stream may be as slow as it likes."""
         if self.input_ended or self._closed:
             return None
         exchange = self.exchange

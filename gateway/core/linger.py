@@ -1,4 +1,4 @@
-"""What a connection still receives after its last byte: swallowed for a moment, within bounds.
+"""Drops the bytes that a connection receives after its last byte was sent, for a moment and within bounds.
 
 Closing over unread bytes makes the kernel send RST, which can destroy the answer before the client reads it (RFC 9112
 section 9.6).
@@ -16,12 +16,12 @@ _SECONDS = 1.0  # and up to one more, until the coarse timer sees it
 # More than a client sends beyond a limit by mistake: one that is cut off while it writes never reads why (over TLS,
 # botocore and others do not even try). It costs time alone, which is bounded.
 _BYTES = 64 * 1024 * 1024
-_BRIEF_SECONDS, _BRIEF_BYTES = 0.1, 256 * 1024  # of who does what only costs: that its last word is read, and no more
+_BRIEF_SECONDS, _BRIEF_BYTES = 0.1, 256 * 1024  # for a peer whose conduct ended the connection
 _READS = 4  # in turns, as whatever else is received: there may be much of it
 
 
 class Swallowed(enum.Enum):
-    """What became of one turn."""
+    """The result of one turn."""
 
     DRY = enum.auto()
     """There is nothing more for now."""

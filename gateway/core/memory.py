@@ -35,8 +35,8 @@ class BodyMemory(Protocol):
 class BodyPool:
     """Lends memory for whole bodies.
 
-    Fresh memory costs ten times what copying into it does: the kernel clears each page when it is first touched. What is
-    lent comes back by itself when the last view of it dies, also one that a model has kept, in whatever thread. At most
+    Fresh memory costs ten times what copying into it does: the kernel clears each page when it is first touched. Lent
+    memory comes back by itself when the last view of it dies, also one that a model has kept, in whatever thread. At most
     `keep` bytes wait to be lent again, none longer than some ten seconds after the last loan.
     """
 
@@ -46,12 +46,12 @@ class BodyPool:
         self._returned: deque[mmap.mmap] = deque()  # by any thread
         self._loans: dict[int, weakref.ref[object]] = {}
         self.idle_bytes = 0
-        """What waits to be lent again."""
+        """Bytes that wait to be lent again."""
         self._used_at = 0.0
 
     @property
     def lent_bytes(self) -> int:
-        """What is lent and not back."""
+        """Bytes that are lent and not back."""
         return sum(lent.nbytes for loan in list(self._loans.values()) if isinstance(lent := loan(), np.ndarray))
 
     def take(self, n: int, now: float) -> memoryview:
@@ -142,7 +142,7 @@ def _size_of(n: int) -> int:
 
 
 def no_bytes(budget: Budget, n: int) -> Overloaded:
-    """What a session is told for which the budget has no n bytes more."""
+    """The error for a session that the budget has no n bytes more for."""
     if isinstance(budget, MemoryAccount) and budget.has_its_share(n):
         return share_is_held(budget, n)
     return Overloaded(
@@ -152,7 +152,7 @@ def no_bytes(budget: Budget, n: int) -> Overloaded:
 
 
 def share_is_held(account: MemoryAccount, n: int = 0) -> Overloaded:
-    """What a session is told whose party holds its share, and gets no n bytes more while memory is scarce."""
+    """The error for a session whose party holds its share, and gets no n bytes more while memory is scarce."""
     wanted = f"no memory for {n} bytes: " if n else ""
     return Overloaded(
         f"{wanted}{account.used} of {account.limit} bytes are in use (limits.total_bytes), {account.held} of them for this "

@@ -27,16 +27,16 @@ _WITHOUT_LENGTH = frozenset((204, 304))  # RFC 9110 section 8.6: of a 304 it wou
 
 @final
 class Outbound:
-    """What an exchange says to its client.
+    """The answer of an exchange to its client.
 
     `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be cancelled between each
     other, or `respond` in place of the three. The end names the ending that the last byte stands for, trailers included.
-    What is said to a client that is gone is dropped; what is said after the end raises trio.ClosedResourceError.
+    An answer to a client that is gone is dropped; a call after the end raises trio.ClosedResourceError.
 
-    Pieces (`push_piece`) are many and short: where its wire is `exclusive` they wait here, in the order they were said and
-    nowhere else, until the wire writes and takes all there are, or something is said or asked for that has to come behind
-    them: then they are handed to the wire first. What the wire refuses of them, such as more than the head has declared, is
-    raised there and then. Those of a client that is gone are dropped.
+    Pieces (`push_piece`) are many and short. If the wire is `exclusive` they wait here, in order, until the wire writes
+    and takes all there are. If something else must come behind them, they are handed to the wire first. If the wire
+    refuses some of them, such as more than the head has declared, the error is raised there and then. Pieces for a client
+    that is gone are dropped.
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Outbound:
     def __init__(self, exchange: Stream, owner: Owner, wire: Wire, stream: int, now: float) -> None:
         self._stream = stream
         self.exchange = exchange
-        """Whose answer it is; not set once that is over, because a cycle would keep both until the collector comes by."""
+        """The exchange that it answers; not set once that is over: a cycle would keep both until the collector comes by."""
         self.owner, self.wire = owner, wire
         self.open = True
         """Something may still be said: neither the end is, nor is the client gone."""
@@ -77,7 +77,7 @@ class Outbound:
         self.status = self.bytes_out = 0
         self.charged = 0
         """A message larger than the send buffer, paid from the budget until it has left."""
-        self.items = 0  # what turns have counted of its messages, the present one left out
+        self.items = 0  # units that turns have counted for its messages, without those of the present turn
         self.room_left = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
         self.turn: Turn = NO_TURN
         self.moved_at = self.sent_at = now
@@ -90,8 +90,8 @@ class Outbound:
 
     @property
     def items_out(self) -> int:
-        """Messages of the model's that have had room: tokens, parts, responses. Of an answer that is one document, what it
-        was made of; 0 for one of a unary call."""
+        """Messages of the model that have had room: tokens, parts, responses. For an answer that is one document, the
+        messages that it was made of; 0 for one of a unary call."""
         turn = self.turn
         return (self.items + TURN_UNITS - turn.left if turn.of is self else self.items) // SENT
 
@@ -110,8 +110,8 @@ class Outbound:
             await self._wait_room(n or 1)
 
     def try_room(self, n: int) -> bool:
-        """True if n bytes may be pushed at once: `wait_room` would return without a wait, and need not be asked. Where it is
-        false, `wait_room` is to be asked. n is at least 1."""
+        """True if n bytes may be pushed at once: `wait_room` would return without a wait, and need not be called. If it is
+        false, `wait_room` must be called. n is at least 1."""
         turn = self.turn
         turn.left = left = turn.left - SENT
         # most messages: at the clock for every second one
@@ -123,7 +123,7 @@ class Outbound:
             room = self.wire.room(self._stream)
             if n <= room and self.finishing is None:
                 if self.status and self.wire.exclusive:
-                    sent = self.bytes_out  # what a turn's pieces have of framing is left out of the room
+                    sent = self.bytes_out  # the framing of a turn's pieces is subtracted from the room
                     self.room_left = min(
                         sent + room - TURN_UNITS // SENT * FRAMING, turn.bytes + self.owner.limits.checkpoint_bytes
                     )
@@ -180,11 +180,11 @@ class Outbound:
         self.exchange.account.release(self.charged)
         self.charged = 0
 
-    # -- what is said ----------------------------------------------------------------------------------------------
+    # -- the answer ------------------------------------------------------------------------------------------------
 
     def start(self, status: int, headers: Headers, *, trailers: bool = False) -> None:
-        """Queues the head. `x-request-id` is added; to the head of a stream also that proxies should not hold it back. Who
-        will `finish` with trailers says so here, and then must."""
+        """Queues the head. Adds `x-request-id`, and to the head of a stream a field that tells proxies not to buffer it. A
+        caller that will `finish` with trailers must pass `trailers` here, and then must send them."""
         if not self.open:
             return self._closed()
         if self.pieces:
@@ -298,11 +298,12 @@ class Outbound:
             self.wire.reset(self._stream, ending)
 
     def _unfinish(self) -> None:
-        """What should be the end cannot be said: something else may."""
+        """Takes back an end that the wire could not carry: the caller may send another."""
         self.finishing = None
         self.open = not self.exchange.gone
 
     def _closed(self) -> None:
-        """What is said to nobody is no error: cancellation is under way."""
+        """Drops what is said to a client that is gone, which is no error: cancellation is under way. Raises after the
+        end."""
         if self.finishing is not None:
             raise trio.ClosedResourceError("the exchange has ended")

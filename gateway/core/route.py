@@ -22,7 +22,7 @@ WEBSOCKET = "websocket"
 
 
 class Needs(enum.Enum):
-    """What a request has to bring where the server does not answer everybody: `gateway.serving.access`."""
+    """The credentials that a request needs where the server does not answer everybody (`gateway.serving.access`)."""
 
     NOTHING = "nothing"
     """Health: anybody may ask."""
@@ -33,27 +33,28 @@ class Needs(enum.Enum):
     INFER = "infer"
     """A key, a certificate or a signature."""
     CONTROL = "control"
-    """The same, and a key of that scope: what changes which models there are, or the server itself."""
+    """As `INFER`, with a key of that scope: for requests that change the models in service, or the server itself."""
 
 
 @final
 class CallKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that are told from all others by their content type. Whatever its path, such a call is one of the rows of its
-    kind, or refused in its words."""
+    """Calls that are told from all others by their content type. A call of a kind, at any path, is one of the rows of its
+    kind, or refused in the words of its kind."""
 
     name: str
     """As people say it."""
     media_type: str
     is_of: Callable[[bytes], bool]
-    """Whether a content type is that of such calls."""
+    """True if a content type is that of these calls."""
     read: Callable[[Head], Any]
-    """What a head says, for the handler, which takes it as its one argument after the exchange; read once for each head."""
+    """Reads a head for the handler, which takes the result as its one argument after the exchange; read once for each
+    head."""
     refuse: Refuse
 
 
 @final
 class Row(msgspec.Struct, frozen=True):
-    """What one method of one path asks for, and who answers it."""
+    """One method of one path, with the handler that answers it."""
 
     method: str
     """An HTTP method, or `WEBSOCKET`. GET is HEAD too."""
@@ -62,23 +63,23 @@ class Row(msgspec.Struct, frozen=True):
     after the exchange. `*` is any path that has no upgrade of its own."""
     handler: Handler
     dialect: str = ""
-    """Whose exchange it is once its handler is asked: a handler that finds another one in the body claims it for that."""
+    """The dialect of its exchanges once the handler is called: a handler that finds another one in the body claims it."""
     refuse: Refuse | None = None
     """How its clients read an error, from the head on; None for the plain one."""
     refuses_method: bool = True
-    """Whether a wrong method is told so in those words too."""
+    """True if a wrong method is refused in those words too."""
     under: str = ""
     """The prefix of its API: `refuse` says also that nothing is answered there or below, and names what is."""
     always: bool = False
-    """Whether it answers while the server drains and is short of memory: who asks for health wants to know, in its own
+    """True if it answers while the server drains or is short of memory: a health check needs its answer then, in its own
     words."""
     needs: Needs = Needs.INFER
-    """What a request has to bring."""
+    """The credentials that a request needs."""
     kind: CallKind | None = None
     """The kind of its calls, where that is told by their content type."""
     signed: bool = False
-    """Whether a signature of AWS opens it, which its handler verifies."""
+    """True if an AWS signature, which the handler verifies, is enough to call it."""
 
 
 Route: TypeAlias = tuple[Row, Handler, dict[str, Any]]
-"""Who answers a request, found by its head: the row, its handler with what the head asks, and what the path captures."""
+"""The answer to a head: the row, its handler with what the head asks, and what the path captures."""

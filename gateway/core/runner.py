@@ -15,11 +15,11 @@ The ten rules of the data path:
 7. The byte budget pays for whatever waits in memory before it is kept there. Without room the exchange is refused.
 8. An exchange has one ending, and the first decision stays. The return receipt of its last byte is that the kernel has taken
    it: then, and not when it is queued, the ending is decided.
-9. Everybody has turns, and they are of time: a connection works for two milliseconds at most, whatever it has received, an
-   exchange sends for one, and the leader works for five before it has asked the kernel for news and others have run. Who
-   asks little goes first: a connection whose last turn was not enough for it, which is then heavy, comes after all others,
+9. Work is shared out in turns of time: a connection works for two milliseconds at most, whatever it has received, an
+   exchange sends for one, and the leader works for five before it asks the kernel for news and lets others run. Small
+   requests go first: a connection whose last turn was not enough for it, which is then heavy, comes after all others,
    and so do its exchanges.
-10. What goes wrong stays where it belongs. An error in the work is the exchange's ending; an error outside of it ends the
+10. An error stays where it belongs. An error in the work is the exchange's ending; an error outside of it ends the
     connection; neither ends the server.
 """
 
@@ -94,7 +94,7 @@ class HasTurns(Protocol):
     """True while its last turn was not enough for it."""
 
     def turn(self) -> None:
-        """What was put off."""
+        """Does the work that was put off."""
         ...
 
 
@@ -136,11 +136,11 @@ class Runner:
     The leader also gives their turns to connections that have put something off, after what has begun and before it waits
     for news; where nobody leads, a task of its own does (`turns`).
 
-    Nobody has the leader to himself: it works in rounds, each of a bounded number of exchanges and of five milliseconds, and
-    every round asks for news of all the others, also while there is enough to do without. There are two lists, of light
-    connections and of heavy ones, as the new and the old flows of RFC 8290 section 5 are: all of the light ones come first,
-    then the heavy ones one after the other until the time is over or a light one is due. The exchanges that begin are in two
-    lists as well. Where the light ones alone fill every round, one of the heavy ones comes in between.
+    No task has the leader to itself: the leader works in rounds, each of a bounded number of exchanges and of five
+    milliseconds. Every round asks for news of all the others, even if there is enough to do without. There are two lists, of
+    light connections and of heavy ones, like the new and the old flows of RFC 8290 section 5: all of the light ones come
+    first, then the heavy ones one after the other until the time is over or a light one is due. The exchanges that begin are
+    in two lists as well. If the light ones alone fill every round, one of the heavy ones comes in between.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Runner:
     ) -> None:
         self.work, self._blame, self._conclude = work, blame, conclude
         self.leading = False
-        """Whether the leader is at work: it writes what is put off before it waits."""
+        """True if the leader is at work: it writes what is put off before it waits."""
         self._idle: list[RunnerTask] = []
         self._places: dict[trio.lowlevel.Task, RunnerTask] = {}
         self._nursery: trio.Nursery
@@ -347,7 +347,7 @@ class Runner:
                 if told := readiness.tell(_LOOK):
                     busy = True
                     while not told % _LOOK and told < _OWNERS_AT_ONCE and now() - began <= _TURN_SECONDS:
-                        told += readiness.tell(_LOOK) or 1  # where that was all
+                        told += readiness.tell(_LOOK) or 1  # 1 ends the loop where nothing was left to tell
             finally:
                 self._telling = False
             left = _BEGIN_AT_ONCE
@@ -408,7 +408,7 @@ class Runner:
                 self._due = due[number:] + self._due
         heavy = self._due_heavy
         if heavy and not self._begun_heavy:
-            # what a turn makes others do, such as the ends of all exchanges of a client that leaves, shows when these run
+            # a turn may make others run, such as the ends of all exchanges of a client that leaves: their time counts here
             until, self._others = self._now() + _TURN_SECONDS - self._others, 0.0
             for _ in range(len(heavy)):
                 heavy.popleft().turn()
@@ -448,8 +448,9 @@ class Runner:
     # -- places ------------------------------------------------------------------------------------------------------
 
     def _promote_follower(self, place: RunnerTask) -> None:
-        """The leader's exchange waits: another task leads. What begins next will probably wait as well, and each time
-        the others had to wait for their new leader: so it gets tasks of its own, the more the more often that is so."""
+        """Makes another task lead: the leader's exchange waits. The next exchanges will probably wait too, and each time the
+        others would wait for a new leader, so they get tasks of their own: the more, the more often this happens in a
+        row."""
         place.leads = False
         self._handed_out = self._own_tasks_left = min(2 * self._handed_out + 1, _MOST_HANDED_OUT)
         self._give(None)

@@ -83,9 +83,9 @@ class Server:
         self.frame_memory = _frame_memory(self.budget.limit)
         """Memory for a large frame, which is paid for as it arrives; None where it could never fit."""
         self.long_scratch = memoryview(bytearray(_LONG_SCRATCH))
-        """Where bytes of a body are received that are taken from there at once: as many as a stream's window usually is."""
+        """Memory to receive body bytes into that are taken from there at once: as many as a stream's window usually has."""
         self.scratch = self.long_scratch[:_SCRATCH]
-        """Where bytes are received that nobody keeps: the begin of the same."""
+        """Memory to receive bytes into that nobody keeps: the first part of `long_scratch`."""
         self.door = Door(
             passes_credentials=config.access.pass_credentials,
             keys=bool(config.access.keys_file),
@@ -125,7 +125,7 @@ class Server:
         self.clock = trio.lowlevel.current_clock().current_time
 
     def account_of(self, party: Party) -> MemoryAccount:
-        """What the party holds of the budget, and asks for it by."""
+        """The party's account, made at the first call; it reserves bytes of the budget."""
         account = party.account
         if account is None:
             account = party.account = MemoryAccount(self.budget, plenty=self.plenty, share=self.share)

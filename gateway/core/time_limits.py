@@ -1,4 +1,4 @@
-"""How long an exchange may last and stay silent, how slow an upload may be, and which setting says so."""
+"""The limits on how long an exchange may last and stay silent, and how slow an upload may be, with their settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TimeLimits:
         self.deadline, self.allowed, self.allowed_by = until, seconds if said is None else said, name
 
     def limit_call(self, seconds: float, name: str) -> None:
-        """The same, whatever limits are said later: the earliest deadline holds."""
+        """Sets a deadline that no later limit can extend: the earliest deadline holds."""
         until = trio.current_time() + seconds
         if self._ceiling is None or until < self._ceiling[0]:
             self._ceiling = until, seconds, name
@@ -44,11 +44,11 @@ class TimeLimits:
                 self.limit_time(seconds, name)
 
     def over(self) -> str:
-        """What is said when the deadline has passed."""
+        """The error's text when the deadline has passed."""
         return f"the session's {self.allowed:g} s are over ({self.allowed_by})"
 
     def silent(self, seconds: float) -> str | None:
-        """What is said after so long a silence; None while it may last."""
+        """The error's text after that many seconds of silence; None while it may last."""
         if self.silence is None or seconds <= self.silence[0]:
             return None
         most, name = self.silence
@@ -67,7 +67,7 @@ class Pace:
         self._since = 0.0
 
     def look(self, which: object, n: int, now: float, heard: float, limits: LimitsConfig) -> SlowUpload | None:
-        """What the message is told of which n bytes are here, the last since `heard`, if it is too slow. `which` tells it
+        """The error if a message is too slow, else None. n bytes of it are here, the last since `heard`; `which` tells it
         from the one before."""
         if which != self._which:
             self._which, self._since = which, now

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gateway.config import LimitsConfig
 
 SENT = 2
-"""What each message that is sent takes of a turn's units. It is counted by them."""
+"""The units of a turn that each sent message takes. Messages are counted by them."""
 TURN_UNITS = 34 * SENT
 """The units of a turn: for one message that has waited for room, then 32 that need not."""
 BETWEEN = frozenset((TURN_UNITS - SENT, *range(2 * SENT, TURN_UNITS, 2 * SENT)))
@@ -20,11 +20,11 @@ TURN_SECONDS = 0.001  # a model whose steps are slow must not take 32 of them in
 PAST = float("-inf")
 """The end of a turn that is over."""
 _RECEIVED = 64  # messages
-_ALL = -(1 << 62)  # where the bytes of a turn began that has no more of them
+_ALL = -(1 << 62)  # the `bytes` of a turn that has used up its share of them
 
 
 class Timed(Protocol):
-    """What a turn asks of whoever keeps count of exchanges."""
+    """The keeper of exchanges, as far as a turn needs to know it."""
 
     limits: LimitsConfig
 
@@ -32,7 +32,7 @@ class Timed(Protocol):
 
 
 class Counted(Protocol):
-    """What a turn knows of the answer that its task makes."""
+    """The answer that a turn's task makes, as far as the turn needs to know it."""
 
     @property
     def owner(self) -> Timed: ...

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import final
 
 SLOT, INPUT, ROOM = 1, 2, 4
-"""What an exchange's tasks wait for: a slot of the model, the client to send, the client to read."""
+"""The things that an exchange's tasks wait for: a slot of the model, the client to send, the client to read."""
 
 _OVER = 8
 
 
 @final
 class Waits:
-    """What the tasks of one exchange have waited for, until its ending.
+    """The times that the tasks of one exchange have waited, until its ending.
 
-    Made when one of them first waits: an exchange that never does has none. Several may wait at once; a moment counts for
-    the client that does not read before the one that does not send, because a model that has something to say is held back
-    by the former alone, and for both before a slot.
+    It is made when one of them first waits: an exchange that never does has none. Several tasks may wait at once. A moment
+    counts as a wait for a slot only if no task waits for the client. It counts as a wait for the client to read rather
+    than to send, because only a client that does not read holds back a model that has something to send.
     """
 
     __slots__ = ("_began", "_since", "_what", "ended_at", "seconds")
@@ -31,7 +31,7 @@ class Waits:
 
     @property
     def what(self) -> int:
-        """What is waited for now, by the rule above; 0 for nothing."""
+        """The thing that is waited for now, by the rule above; 0 for nothing."""
         what = self._what
         return 0 if what == _OVER else ROOM if what & ROOM else INPUT if what & INPUT else what
 
@@ -59,7 +59,7 @@ class Waits:
         self.ended_at = now
 
     def stop(self, now: float) -> None:
-        """Whoever waits longer keeps nobody waiting."""
+        """Stops the count: tasks that wait longer are no longer charged to the exchange."""
         if self._what != _OVER:
             self._count(now)
             self._what = _OVER

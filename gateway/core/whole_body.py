@@ -28,8 +28,8 @@ _SHORT_STEP, _SHORT_STEPS, _LONG_STEP = 64 * 1024, 4, 1024 * 1024
 
 
 def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
-    """What `receive_body` returns a view of, if all of it is here already, in one piece, within the limit and without a
-    content coding. What paid for it while it waited pays for it from now on."""
+    """Takes the whole body, which `receive_body` would return a view of, if it is here already in one piece, within the
+    limit and without a content coding; None otherwise. The reservation that paid for it goes on to pay for it."""
     body = exchange.body
     if not body:
         inbound = exchange.inbound
@@ -44,13 +44,14 @@ def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
 async def receive_body(
     exchange: Exchange, limit: int, *, setting: str, as_sent: bool = False, memory: BodyMemory | None = None
 ) -> memoryview:
-    """The whole body in one buffer: its memory is reserved before it is taken and its credit returned as the
-    bytes land there. Of one with a content coding, the content: both within the limit, both paid for while both are
-    there; the request then says nothing of the coding any more. `as_sent`: such a body is refused, as where its very
-    bytes are signed. `memory` is where one of known length is best received, if it has room.
+    """Receives the whole body into one buffer. Its memory is reserved before it is taken, and its credit returned as the
+    bytes land there. A body with a content coding is inflated: the coded body and the content are each within the limit,
+    and both are paid for while both are there; the request then has no coding any more. `as_sent`: a body with a coding is
+    refused, for callers whose signatures cover the coded bytes. `memory` is where a body of known length is best received,
+    if it has room.
 
-    Raises TooLarge before reading where Content-Length says so, at the limit otherwise, Overloaded where the byte
-    budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
+    Raises TooLarge before reading if Content-Length is beyond the limit, at the limit otherwise, Overloaded if the
+    byte budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
     are damaged. One call for an exchange, instead of `receive`.
     """
     whole = whole_body(exchange, limit)
@@ -87,9 +88,9 @@ async def receive_announced(
     beyond: Callable[[], GatewayError],
     setting: str,
 ) -> memoryview:
-    """As `receive_body`, of a body without Content-Length whose first `begins` bytes say how many bytes it has: `length_of`
-    is asked with them, and may raise. Where it goes on after these, what `beyond` makes is raised; where it ends before, all
-    that came is returned.
+    """Receives a body without Content-Length whose first `begins` bytes say how many bytes it has, as `receive_body` does.
+    `length_of` is called with them, and may raise. If the body is longer, the error that `beyond` makes is raised; if it
+    ends earlier, all that came is returned.
     """
     if exchange.cancelled:
         await trio.lowlevel.checkpoint()
@@ -153,15 +154,15 @@ class Gathering:
         self._beyond = beyond
         self._exchange, self._inbound = exchange, inbound
         self._limit, self._setting, self._length = limit, setting, length
-        self._buffer: memoryview | None = None  # where it is known; what is only announced has none
-        self._growing = bytearray()  # where it is not
+        self._buffer: memoryview | None = None  # used where the length is known; a length that is only announced takes none
+        self._growing = bytearray()  # used where the length is not known
         self._filled = 0
         self.landed: int | None = None
         """The wire itself puts it into the buffer, and copies each byte so often."""
         self.error: GatewayError | None = None
 
     def place(self) -> memoryview | None:
-        """Where the wire may receive the rest; None where that is not known, or there is none."""
+        """The memory that the wire may receive the rest into; None where that is not known, or there is none."""
         if not self._length or self._filled == self._length or self.error is not None:
             return None
         buffer = self._made(self._length)
@@ -179,7 +180,7 @@ class Gathering:
             if arrived > length and self._beyond is not None:
                 self._refuse(self._beyond())
                 return
-            # what lands is paid for before it does, as far as the wire lets it without a word
+            # bytes are paid for before they land, as far as the wire may receive before it calls here
             landed = self.landed
             if (arrived if landed is None else arrived + min(arrived, LANDED)) > exchange.reserved:
                 step = ahead(arrived, length) - exchange.reserved
@@ -276,7 +277,7 @@ async def _inflated(
         raise
     exchange.unreserve(sent)
     exchange.copied += out.size
-    # who reads the request from now on sees a body that is what it was made of
+    # later readers of the request see the inflated body without the coding's fields
     gone = (b"content-encoding", b"content-length")
     exchange.request = msgspec.structs.replace(
         exchange.request, headers=[field for field in exchange.request.headers if field[0] not in gone]
