@@ -1,4 +1,4 @@
-"""What a certificate says: whom it is for, from when to when, and by what it is told from others."""
+"""The contents of a certificate: its names, its dates, and its identity."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Certificate:
     subject: str
     """As RFC 4514 writes it."""
     names: tuple[str, ...]
-    """Whom it is for, each name with its kind: `DNS:example.org`, `IP:127.0.0.1`."""
+    """The names that it is valid for, each with its kind: `DNS:example.org`, `IP:127.0.0.1`."""
     begins: datetime
     expires: datetime
     serial: str
@@ -42,7 +42,7 @@ class Certificate:
 
 
 def read_served(file: Path) -> Certificate:
-    """What the first certificate of a PEM file says. ConfigError where there is none."""
+    """Reads the first certificate of a PEM file. ConfigError where there is none."""
     try:
         found = x509.load_pem_x509_certificates(file.read_bytes())[0]
         return Certificate(
@@ -58,8 +58,8 @@ def read_served(file: Path) -> Certificate:
 
 
 def read_client(der: bytes) -> ClientCertificate:
-    """What a verified certificate says. Of one that `cryptography` cannot read, though OpenSSL could, the fingerprint
-    alone."""
+    """Reads a verified certificate. If `cryptography` cannot read it, though OpenSSL could, the result has only the
+    fingerprint."""
     try:
         found = x509.load_der_x509_certificate(der)
         return ClientCertificate(

@@ -40,7 +40,7 @@ _ONLY = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevelopmentCertificate:
-    """Where the files are. A client that is told `SSL_CERT_FILE={ca}` trusts the server."""
+    """The files of a development certificate. A client that runs with `SSL_CERT_FILE={ca}` trusts the server."""
 
     ca: Path
     cert: Path

@@ -79,9 +79,9 @@ def _at_one_port(hosts: list[str], port: Port, rules: Rules) -> list[socket.sock
         for found in _resolved(host, rules):
             resolved.setdefault(found, host)
     every = {family for family, address in resolved if address in _EVERY}
-    # what is listed beside every address of its family is one of them
+    # an address listed beside every address of its family is covered already
     resolved = {found: host for found, host in resolved.items() if found[1] in _EVERY or found[0] not in every}
-    # `::` would be in the way of an IPv4 address at its port, so that who names one has said which are meant
+    # `::` would take an IPv4 address's port, so a configuration that lists IPv4 too gets IPv6 alone on `::`
     both = all(family == socket.AF_INET6 for family, _ in resolved) and socket.has_dualstack_ipv6()
     with ExitStack() as stack:
         served, absent = set[str](), dict[str, CannotListen]()
@@ -110,7 +110,7 @@ def _resolved(host: str, rules: Rules) -> list[tuple[socket.AddressFamily, str]]
     """The addresses of a host: one that is an address is its own."""
     try:
         found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as e:  # a name that no resolver takes is the latter
+    except (OSError, UnicodeError) as e:  # UnicodeError: a name that no resolver takes
         reason = (e.strerror if isinstance(e, OSError) else None) or str(e)
         raise CannotListen(
             errno.EADDRNOTAVAIL, f"cannot listen on {host}: {reason}; {rules.host_setting} sets an address of this machine"

@@ -1,4 +1,4 @@
-"""Who tells that a transport is ready: one private epoll set for descriptors, two waiting tasks for the rest."""
+"""Tells when a transport is ready: one private epoll set for descriptors, two waiting tasks for the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Watchable(Transport, Protocol):
 
 
 class Edges(Protocol):
-    """What an epoll set does for descriptors that are registered edge-triggered."""
+    """An epoll set for descriptors that are registered edge-triggered."""
 
     def register(self, descriptor: int, mask: int, /) -> None: ...
     def unregister(self, descriptor: int, /) -> None: ...
@@ -35,10 +35,10 @@ class Edges(Protocol):
 
 
 class Told(Protocol):
-    """Who is told. No call raises or waits."""
+    """The owner of a transport, which is told when that is ready. No call raises or waits."""
 
     blocked: bool
-    """Whether it wants to know that it can send."""
+    """True if it wants to know that it can send."""
 
     def readable(self, hung_up: bool) -> None:
         """Bytes, an end of stream or an error are there. `hung_up`: an end, an error or urgent data among them, so a
@@ -52,8 +52,8 @@ class Told(Protocol):
 
 
 class Readiness(Protocol):
-    """What an owner asks of whoever tells it: to hear of the next time that its transport is ready. There are two kinds,
-    `PolledTransport` and `WaitedTransport`, and an owner does the same with both."""
+    """Tells an owner of the next time that its transport is ready, if asked to. There are two kinds, `PolledTransport` and
+    `WaitedTransport`, which an owner uses alike."""
 
     def want_readable(self) -> None:
         """There is nothing more to receive: tells when there is."""
@@ -69,7 +69,7 @@ class Readiness(Protocol):
 
 
 class ReadinessSource(Protocol):
-    """Where a leading task learns what is ready."""
+    """The place where a leading task learns which transports are ready."""
 
     async def wait(self) -> None:
         """Returns when something may be ready."""
@@ -162,9 +162,8 @@ class Poller(ReadinessSource):
         """`edges` are those of the kernel, or of memory where a test has no sockets."""
         self._edges = _Kernel() if edges is None else edges
         self._owners: dict[int, Told] = {}
-        self._events: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # what is to be told of each descriptor, in the order in which they became ready
+        # the events to tell of each descriptor, in the order in which the descriptors became ready
+        self._events: OrderedDict[int, int] = OrderedDict()
 
     def watch(self, descriptor: int) -> PolledTransport:
         """A place for a socket, whose owner is named later."""
@@ -180,8 +179,8 @@ class Poller(ReadinessSource):
             self._edges.unregister(descriptor)
 
     def look(self) -> bool:
-        """Whether something is ready now. The kernel is asked each time: a look only where nothing is left would be deaf for
-        as long as there is enough to do."""
+        """True if something is ready now. Asks the kernel each time: if it asked only when nothing is left to tell, it would
+        miss news for as long as there is enough to do."""
         events = self._events
         if events:
             for descriptor, mask in self._edges.poll(0, _EVENTS):
@@ -227,7 +226,7 @@ class _Kernel:
 
 if Poller.available:
     _WATCHED = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-    # what a short receive may have stopped before: the end, an error, and a peer's urgent data (tcp(7))
+    # events that a short receive may have stopped before: the end, an error, and a peer's urgent data (tcp(7))
     _BEHIND = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
     _RECEIVE = select.EPOLLIN | _BEHIND
     _SEND = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR

@@ -62,7 +62,7 @@ def _ask_clients(context: ssl.SSLContext, config: TLSConfig) -> None:
         raise ConfigError(f"tls.client_ca: {config.client_ca} {why}") from None
     except OSError as error:
         raise ConfigError(f"tls.client_ca: {config.client_ca} cannot be read: {error.strerror}") from None
-    # who is in the file is believed, whether or not somebody above has signed it
+    # a certificate in the file is trusted, whether or not a root above it is there
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     required = config.client_certificate == "required"
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL

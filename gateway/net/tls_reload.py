@@ -21,7 +21,7 @@ from models.blocking import detached, in_thread
 log = logging.getLogger("gateway.tls")
 
 _Stamp: TypeAlias = tuple[tuple[int, ...], ...]
-"""What tells whether one of the files is another than it was."""
+"""The state of the files: if it differs, one of them has changed."""
 
 _TRIES = 3  # to read files while somebody writes them
 
@@ -52,7 +52,7 @@ class ServedCertificate:
         served, and why; the certificate before it is shown on. Cancelled, it has changed nothing."""
         async with self._one_at_a_time:
             stamp, made = await in_thread(self._make, abandon_on_cancel=True)
-            self._stamp = stamp  # of what is broken too: that is not tried again until it has changed
+            self._stamp = stamp  # kept for broken files too: they are tried again only once they have changed
             if isinstance(made, Exception):
                 try:
                     raise made
@@ -76,7 +76,7 @@ class ServedCertificate:
             if found == before != self._stamp:
                 try:
                     await self.reload()
-                except Exception as error:  # whatever a file holds, the server goes on
+                except Exception as error:  # no content of a file may end the server
                     tell_broken(error)
             before = found
 

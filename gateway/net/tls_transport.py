@@ -28,12 +28,12 @@ _CAUSES = {
     "SSLV3_ALERT_BAD_CERTIFICATE": _UNTRUSTED,
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate is not valid now, as the client says",
 }
-"""What a server of ours can say of a handshake that failed, by OpenSSL's reason."""
+"""Causes of a failed handshake, as a server sees them, by OpenSSL's reason."""
 _CAUSES_OF_A_CLIENT = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server wants a certificate of its client",
     "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust the certificate that it was shown",
 }
-"""The same for a client of ours."""
+"""Causes of a failed handshake, as a client sees them, by OpenSSL's reason."""
 
 
 @final
@@ -90,7 +90,7 @@ class TLSTransport:
         self._maybe_more = True
 
     def peer_certificate(self) -> bytes:
-        """What the peer has shown and we have verified, in DER; empty where it has shown none, or was not asked."""
+        """The peer's verified certificate in DER; empty where it has shown none, or was not asked for one."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     def _why(self, error: ssl.SSLError) -> str:

@@ -21,8 +21,8 @@ from protocols.events import Buffer
 
 _IOV_MAX = 512
 _NOTSENT_LOWAT: int = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
-# What is sent as much at once as this is there already: the kernel may take so much of it at once, which is a sixth of
-# the wake-ups that a bound for streams costs.
+# If one send has at least `_BULK` bytes, the kernel may take that many at once, which costs a sixth of the wake-ups of the
+# bound for streams.
 _BULK, _SMALL = 1024 * 1024, 16 * 1024
 _GOODBYE = 1.0  # seconds that a stream has to end well
 
@@ -38,7 +38,7 @@ class Transport(Protocol):
     peer: str
     alpn: str
     short_is_dry: bool
-    """Whether a receive that did not fill its buffer took all there was."""
+    """True if a receive that did not fill its buffer took all there was."""
 
     @property
     def pending(self) -> bool:
@@ -64,7 +64,7 @@ class Transport(Protocol):
     async def wait_writable(self) -> None: ...
 
     def hung_up(self) -> bool:
-        """Whether the peer has closed or reset, seen without reading what it sent before."""
+        """True if the peer has closed or reset, seen without reading the bytes that it sent before."""
         ...
 
     def send_eof(self) -> None:
@@ -167,7 +167,7 @@ class SocketTransport:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # already gone: the end of stream says so by itself
+            return  # the peer is gone already: the next receive sees the end of the stream
 
     def close(self) -> None:
         if not self._closed:
@@ -240,7 +240,7 @@ class MemoryTransport:
 
     @property
     def deserted(self) -> bool:
-        """Whether the other end is closed."""
+        """True if the other end is closed."""
         return self._other._closed
 
     def send_eof(self) -> None:

@@ -35,14 +35,14 @@ _WRITE_AT_MOST = 256 * 1024
 _LINGER_SECONDS, _LINGER_BYTES = 30.0, 1024 * 1024 * 1024
 _LAST_WORDS = 1.0  # seconds that an answer that is whole has once the server says that the client is gone
 _HANDSHAKE = {b"connection", b"upgrade", b"sec-websocket-accept", b"sec-websocket-protocol"}
-"""What the server itself says in the head that accepts a WebSocket."""
+"""The fields that the server itself puts into the head that accepts a WebSocket."""
 EARLY_END = "everywire.early_end"
 """The extension of a server whose HTTP/2 lets an answer end before its request does."""
 
 
 class AnswerCut(Exception):
-    """Raised out of the application where an answer that has begun cannot be completed: the only word that ASGI has for
-    it. What the client then sees is the server's doing."""
+    """Raised out of the application if an answer that has begun cannot be completed: ASGI has no other word for it. The
+    server decides what the client then sees."""
 
 
 @final
@@ -69,7 +69,7 @@ class ASGICall:
         self.peer = escape(written_ip(*client)) if client else ""
         self.proxies = None if server.proxies is None or not server.proxies.includes(self.peer) else server.proxies
         self.party = server.parties.of_peer(self.peer) if self.peer else Party("")
-        """Whom its exchange is counted for: the connection that its server names, or else the call itself."""
+        """The party that its exchange is counted for: that of the peer that the server names, or else the call itself."""
         self.budget = server.account_of(self.party)
         extensions = scope.get("extensions") or {}
         self._can_refuse = "websocket.http.response" in extensions
@@ -90,7 +90,7 @@ class ASGICall:
         self._tells_trailers = False  # the server was told to wait for them behind the body
 
     client_certificate: ClientCertificate | None = None
-    """Whoever ended the TLS knows; what a scope says of it is not believed."""
+    """Always None: the server that ended the TLS has verified the certificate, and a scope's word for it is not trusted."""
     routed: tuple[Head, Any, Any] | None = None
     heavy = False
     strangers = 0
@@ -145,8 +145,8 @@ class ASGICall:
             self._stalled(stall, now - self._blocked_since)
 
     def _stalled(self, stall: float, waited: float) -> None:
-        """The model stops, and says so behind what is queued; a moment later the answer is cut off where the server has
-        not taken that either."""
+        """Stops the model and queues its error behind the answer so far. If the server does not take that either, the answer
+        is cut off a moment later."""
         told = self.exchange.interruption is not None
         if not told:
             facts = {"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"}
@@ -249,7 +249,7 @@ class ASGICall:
                 exchange.outbound.room_changed()
 
     def _ends_early(self) -> bool:
-        """Whether what is told next ends the answer, or makes its client stop sending."""
+        """True if the next message ends the answer, or makes its client stop sending."""
         message, _ = self._queue[0]
         return self.exchange.outbound.status >= 400 or (message is not None and message.get("more_body") is False)
 
@@ -263,7 +263,7 @@ class ASGICall:
                 await self._arrived.wait()
 
     def _next(self) -> tuple[Message, int]:
-        """What the server is told next; the pieces that are ready are one message. And how much room that makes."""
+        """The next message for the server, and how much room it makes; pieces that are ready are joined to one message."""
         message, first = self._queue.popleft()
         if message is not None:
             return message, len(first)
@@ -372,7 +372,7 @@ class ASGICall:
 
 
 def _asks_for_trailers(exchange: Exchange) -> bool:
-    """Whether its client says `te: trailers` (RFC 9110 section 10.1.4), without which hypercorn drops them as well."""
+    """True if its client says `te: trailers` (RFC 9110 section 10.1.4); without that hypercorn drops trailers too."""
     codings = b",".join(exchange.header_values(b"te")).lower().split(b",")
     return b"trailers" in [coding.strip() for coding in codings]
 
@@ -385,7 +385,7 @@ def head_of(scope: Scope) -> Head:
     root = quote(mounted).encode()
     if root and path.startswith(root):
         path = path[len(root) :]
-    elif root and scope["path"].startswith(mounted):  # whoever asked has it quoted in another way
+    elif root and scope["path"].startswith(mounted):  # the client has quoted the mount's path in another way
         path = quote(scope["path"][len(mounted) :]).encode()
     query = scope.get("query_string", b"")
     headers = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
@@ -406,7 +406,7 @@ def head_of(scope: Scope) -> Head:
 
 
 async def refuse_asgi(scope: Scope, send: Send, retry_after: int) -> None:
-    """What a call is told while no gateway runs; it may be tried again after so many seconds."""
+    """Refuses a call while no gateway runs; it may be tried again after that many seconds."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1013, "reason": "the gateway is not running"})
         return

@@ -54,7 +54,7 @@ class FloodGuard(Generic[C]):
         return flood
 
     def tick(self, counters: C, now: float) -> Flood | None:
-        """The same, about once a second."""
+        """Judges the counters as `judge` does. Called about once a second, also when nothing comes."""
         policy = self._policy
         if policy is None:
             return None
@@ -64,8 +64,8 @@ class FloodGuard(Generic[C]):
 
 
 def end_exchanges(connection: Connection, closing: Closing) -> int:
-    """The server ends the connection, whose machine has said so to its peer: exchanges are cut as refused, and the end is
-    counted. Says how many there were."""
+    """Cuts the exchanges of a connection that the server ends, as refused, and counts the end. The wire's machine has told
+    the peer already. Returns how many exchanges were cut."""
     cut = 0
     for exchange in list(connection.exchanges.values()):
         cut += exchange.ending is None

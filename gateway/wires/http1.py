@@ -141,7 +141,7 @@ class HTTP1Wire:
         return False
 
     def _leave(self) -> None:
-        # RFC 9112 section 9.6 lets a client half-close after its request; every real client that does so while it
+        # RFC 9112 section 9.6 lets a client half-close after its request. Every real client that half-closes while it
         # waits for an answer has given up, and nothing else tells a leaving client from a waiting one.
         # An answer that is whole still goes out.
         self._gone = True
@@ -190,7 +190,7 @@ class HTTP1Wire:
                 connection.pump_soon()  # a request that was sent ahead, or the client's leaving
             if sent is None:
                 if machine.queued:
-                    connection.output_ready()  # what came behind it meanwhile
+                    connection.output_ready()  # bytes that were queued behind it
                 if current is not None and current.stream == stream:
                     current.answer_written()
                     return None
@@ -323,7 +323,7 @@ class HTTP1Wire:
         keep_alive = min(limits.keep_alive, _QUIET) if self._aged else limits.keep_alive
         if current is not None and current.ending is None:
             if self._machine.unread:
-                connection.pump()  # what has landed meanwhile
+                connection.pump()  # bytes that have landed since
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, self._head_since) > limits.head_timeout:
                 self._end(Closing.HEAD_TIMEOUT)

@@ -164,7 +164,7 @@ class HTTP2Wire:
         return False
 
     def _judge(self) -> bool:
-        """Whether its peer floods it: then that was its end."""
+        """True if its peer floods it: the connection has then ended."""
         if self._gone or self._failed:
             return False
         return self._verdict(self._floods.judge(self._machine.flood_counters(self._connection.completed)))
@@ -188,8 +188,8 @@ class HTTP2Wire:
         self._machine.drop(event.stream)
 
     def _dropped(self, event: NoRoom) -> None:
-        """The budget has no room for what came: the exchange says so where nothing is said yet, else the stream is reset. An
-        answer that is whole has no use for it."""
+        """Refuses bytes that the budget has no room for: with an error if the answer has not begun, else by a reset. An
+        answer that is whole is left alone: it does not need them."""
         exchange = self._connection.exchanges.get(event.stream)
         if exchange is None or exchange.outbound.finishing is not None:
             return
@@ -427,7 +427,7 @@ class HTTP2Wire:
 
     def close(self) -> None:
         self._machine.close()
-        for stream in self._machine.windows():  # what was received and reached no exchange
+        for stream in self._machine.windows():  # these hold bytes that reached no exchange
             self._machine.drop(stream)
 
     def dismiss(self) -> None:

@@ -57,14 +57,14 @@ class WebSocketWire:
         self._connection, self._exchange, self._inbound = connection, exchange, exchange.open_inbound()
         self._config = connection.server.config.websocket
         self._before: ConnectionWire | None = before  # until its 101 is written
-        self._large = 0  # of the one large frame under way, paid from the budget
+        self._large = 0  # bytes of the one large frame under way, paid from the budget
         self._machine = WebSocketConnection(
             Role.SERVER,
             _limits_of(self._config.part, connection.limits.send_buffer, self._config.check_utf8),
             allocate=connection.server.frame_memory,
             pay=self._pay,
         )
-        self._pace: Pace | None = None  # of a frame under way
+        self._pace: Pace | None = None  # the pace of a frame under way
         self._counters = self._machine.counters
         self._floods = FloodGuard(connection, allowances_of(WEBSOCKET_FLOODS, self._config.floods))
         self._gone = False
@@ -154,7 +154,7 @@ class WebSocketWire:
         return False
 
     def _judge(self) -> bool:
-        """Whether its peer floods it: then that was its end."""
+        """True if its peer floods it: the connection has then ended."""
         if self._gone or self._failed:
             return False
         return self._verdict(self._floods.judge(self._counted()))
@@ -190,7 +190,7 @@ class WebSocketWire:
 
     def data_sent(self) -> Sent | None:
         if self._before is not None:
-            self._connection.output_ready()  # what is behind the handshake's answer
+            self._connection.output_ready()  # frames may be queued behind the handshake's answer
             return self._before.data_sent()
         sent = self._machine.data_sent()
         if not sent.room and not sent.ended:
@@ -310,7 +310,7 @@ class WebSocketWire:
                 self._failed = True
                 self._connection.output_ready()
         elif self._pong_due is not None:
-            # bytes that arrive are as good as a pong: a reader paused by a slow model must not kill its client
+            # any bytes count as a pong: a reader paused by a slow model must not kill its client
             if self._connection.last_received >= self._ping_at or self._connection.reading_paused:
                 self._pong_due = None
             elif now > self._pong_due:
@@ -323,7 +323,7 @@ class WebSocketWire:
             self._connection.output_ready()
 
     def _too_slow(self, now: float) -> SlowUpload | None:
-        """What is said of a frame that has begun and does not come, where it is not us who do not read."""
+        """The error for a frame that has begun and does not arrive, unless this side does not read; else None."""
         connection, machine = self._connection, self._machine
         under_way = machine.under_way
         if under_way is None or connection.reading_paused or connection.behind:
