@@ -1,1 +1,1 @@
-"""What a gateway tells of itself: the log, metrics, spans. May import config, core, wires and workers."""
+"""Logs, metrics and spans of a gateway. May import config, core, wires and workers."""

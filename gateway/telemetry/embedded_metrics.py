@@ -24,7 +24,7 @@ _STANDARD = 60.0  # seconds: more often than this, CloudWatch has to be asked to
 
 @final
 class EmbeddedMetrics:
-    """What an autoscaler wants to know of one gateway, in the log every `metrics.emf`."""
+    """The figures that an autoscaler needs of one gateway, written to the log every `metrics.emf` seconds."""
 
     def __init__(self, server: Server, supervisor: Supervisor, observer: Observer, wall_clock: Callable[[], float]) -> None:
         """`wall_clock` gives the seconds since 1970."""

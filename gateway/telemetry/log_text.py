@@ -14,9 +14,9 @@ CUT_LINES = 20
 """The most streams that a drain's report lists; the others are counted."""
 
 _QUIET = ("complete", "cancelled-by-client", "refused")
-"""Endings that call for nobody's attention; any other is written in capitals."""
+"""Endings that need no attention; any other is written in capitals."""
 _GREEN, _YELLOW, _RED, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
-_LEAST_MS, _LEAST_SHARE = 1.0, 0.01  # of a part that is written
+_LEAST_MS, _LEAST_SHARE = 1.0, 0.01  # smaller parts are left out
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 _MOST_RIGHT = 80  # characters of what follows the path
 

@@ -213,7 +213,7 @@ def _authors(frames: list[FrameType]) -> FrameType | None:
     foreign = [frame for frame in frames if not _is_brought(frame)]
     if not foreign:
         return None
-    file = foreign[-1].f_code.co_filename  # of code that was typed in, or made, it is a word such as <stdin>
+    file = foreign[-1].f_code.co_filename  # a word such as <stdin> for code that was typed in, or made
     folder = f"{Path(file).parent}{os.sep}"
     return next(frame for frame in foreign if frame.f_code.co_filename == file or _is_any(frame, folder))
 

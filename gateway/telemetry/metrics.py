@@ -1,4 +1,4 @@
-"""What a gateway counts and holds, as metrics of Prometheus: a registry of its own, and the text that a scrape gets."""
+"""The Prometheus metrics of a gateway: a registry of its own, and the text that a scrape gets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[str, byte
 
 
 class Barred(Protocol):
-    """What is counted of who may ask for what."""
+    """The refusals of requests for want of permission."""
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -89,7 +89,7 @@ class Metrics(Collector):
         self._configured = supervisor.configured
         self._seen: LiveLook | None = None  # for who collects next
         self._workers: dict[Worker, str] = {}  # that may still count, by the name they have here
-        self._before: dict[str, Counter[str]] = {}  # what those counted that are no more
+        self._before: dict[str, Counter[str]] = {}  # the counts of workers that are gone
         self._stopped_before: dict[str, Histogram] = {}
         for worker in supervisor.workers.values():
             self._notice(worker)
@@ -100,7 +100,7 @@ class Metrics(Collector):
     # -- at a scrape -------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry asks for."""
+        """Yields the metrics. The registry calls it."""
         yield InfoMetricFamily("everywire_build", "Which version this is.", {"version": version()})
         look, self._seen = self._seen or self._look(), None
         yield from self._of_exchanges()
@@ -192,7 +192,8 @@ class Metrics(Collector):
         self._seen = await self.look_in_turns()
 
     async def look_in_turns(self) -> LiveLook:
-        """What there is now; others have their turn meanwhile, and `tallies` have counted what is live."""
+        """Counts the live exchanges and the wires, and lets other tasks run in between. `tallies` count live exchanges
+        too."""
         look, live = LiveLook(), self.observer.live
         for number, wire in enumerate(self.wires(), 1):
             look.see_wire(wire)

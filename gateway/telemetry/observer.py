@@ -1,4 +1,4 @@
-"""What an operator sees of exchanges: one structured line for each, with its one ending and where its time went."""
+"""The operator's record of exchanges: one structured line for each, with its one ending and where its time went."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("gateway.exchange")
 failures = logging.getLogger("gateway.worker")
 
 _METHOD, _PATH, _MODEL = 32, 200, 100  # characters of what peers choose
-_CHEAP = (Ending.REFUSED, Ending.CANCELLED)  # what a peer can have as often as it likes, where no model was reached
+_CHEAP = (Ending.REFUSED, Ending.CANCELLED)  # a peer can cause these at will, where no model was reached
 _REASON = 300  # characters of a model's text, which may repeat what a client has sent
 _FAILED_DEPENDENCY = 424
 # their log line has the traceback already, under the incident that the client is told
@@ -51,7 +51,7 @@ class Observer:
         """Called once for each exchange, when it begins."""
         self.endings: dict[Ending, int] = {}
         self.trace_fields: Callable[[Exchange], Mapping[str, str]] | None = None
-        """What names an exchange's span, where there are spans."""
+        """The fields that name an exchange's span; None if there are no spans."""
         self.watchers: list[Callable[[Exchange], None]] = []
         """Each is called with every exchange that has ended."""
         self.refusals: dict[Refusal, int] = {}
@@ -74,7 +74,7 @@ class Observer:
             log.info("exchange", extra=fields)
 
     def _may_write(self, exchange: Exchange, ending: Ending) -> bool:
-        """Whether its line may be written: that of one that reached a model always is."""
+        """True if the exchange's line may be written. The line of an exchange that reached a model always is."""
         return getattr(exchange, "had_slot", False) or self.log_limits.allows(
             "exchange", dialect=exchange.dialect, ending=ending.value
         )
@@ -115,7 +115,8 @@ def log_failure(exchange: Exchange, error: GatewayError) -> None:
 
 
 def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
-    """What peers have chosen is cut and escaped here: a handler of an embedder's may write it as it is."""
+    """The fields of an exchange's line. Text that peers choose is cut and escaped here: an embedder's handler may write it
+    as it is."""
     request, account = exchange.request, account_of(exchange)
     ms = round(account.wall * 1000, 3)
     parts = {f"ms_{part}": round(getattr(account, part) * 1000, 3) for part in PARTS if part != "model"}

@@ -37,7 +37,7 @@ log = logging.getLogger("gateway.spans")
 _METHODS = {m.encode(): m for m in ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")}
 _VERSIONS = {b"1.0": "1.0", b"1.1": "1.1", b"2": "2", b"2.0": "2", b"3": "3", b"3.0": "3"}
 _SCHEMES = {b"http": "http", b"https": "https", b"ws": "ws", b"wss": "wss"}
-# What is not the client's doing; before the head the status says it: LMI and SageMaker say 424 where the model has failed.
+# Failures that are not the client's: before the head the status says it, as LMI and SageMaker say 424 for a failed model.
 _FAILED_DEPENDENCY = 424
 # OpenTelemetry's conventions for gRPC: what is an error to a server.
 _GRPC_FAILURES = frozenset({2, 4, 12, 13, 14, 15})
@@ -72,7 +72,7 @@ class Spans:
         self._route_of = route_of
         self._exchanges: dict[Exchange, Span] = {}
         self._batched: dict[Session[Any, Any], Span] = {}
-        """Of the calls whose requests run in batches."""
+        """The spans of calls whose requests run in batches."""
 
     # -- an exchange -------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Spans:
         return self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=since)
 
     def fields(self, exchange: Exchange) -> Mapping[str, str]:
-        """What names its span in its line of the log."""
+        """The trace and span ids of the exchange, for its line of the log."""
         span = self._exchanges.get(exchange)
         context = trace.INVALID_SPAN_CONTEXT if span is None else span.get_span_context()
         if not context.is_valid:
@@ -220,7 +220,7 @@ async def _inside(span: Span, model: Model, session: Session[Any, Any]) -> None:
 
 
 def _blame(span: Span, error: BaseException, session: Session[Any, Any]) -> None:
-    """What the model raised, by its kind alone: its text may hold what a client has sent."""
+    """Records the type of the error that the model raised, not its text, which may hold text of a client."""
     kinds = {type(leaf) for leaf in _leaves(error)}
     complete = session.channel.complete
     if kinds == {trio.Cancelled}:
@@ -277,7 +277,7 @@ def _tell(span: Span, exchange: Exchange) -> None:
 
 @final
 class _Batches:
-    """A model that is called with batches, each in a span. What it has beside its call stays to be seen."""
+    """A model that is called with batches, each in a span. The model's other attributes stay visible."""
 
     def __init__(self, model: Model, span: Callable[[Sequence[Session[Any, Any]]], Span | None]) -> None:
         """`span` makes that of a batch of these sessions."""
@@ -323,7 +323,7 @@ class _FirstItem:
 
 @final
 class _FirstItemAtOnce(_FirstItem):
-    """The same, of one that often need not wait."""
+    """Notes the first item of a channel whose sends often need not wait."""
 
     def try_send(self, message: Any, /) -> bool:
         sent: bool = self._below.try_send(message)
@@ -336,8 +336,8 @@ class _FirstItemAtOnce(_FirstItem):
 
 
 def _parent_of(exchange: Exchange) -> Context:
-    """What the exchange's span is a child of: the span of the application around us, or the client's. Nothing else of the
-    context that is current belongs to it."""
+    """The parent of the exchange's span: the span of the application around the gateway, or the client's. Nothing else of
+    the current context belongs to it."""
     if type(exchange.owner) is ASGICall:
         span = trace.get_current_span()
         if span.get_span_context().is_valid:
