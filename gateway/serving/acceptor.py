@@ -43,17 +43,17 @@ class Acceptor:
         self.handed = ports is not None
         """True where a parent accepts."""
         self.ports = ports or Ports()
-        """Where it listens."""
+        """The ports where it listens."""
         self.certificate: ServedCertificate | None = None
-        """What is shown to those who come by TLS; None where TLS is off, and before `listen`."""
+        """The certificate for TLS connections; None where TLS is off, and before `listen`."""
         self.poller: Poller | None = None
-        """Who tells connections what is ready; made by `begin` where it listens and nobody has chosen one before."""
+        """Tells connections when they are ready; made by `begin` where it listens and no other was chosen before."""
         self.arriving: set[trio.CancelScope] = set()
         """One for each connection that has not said yet what it wants."""
         self._listeners: list[Listener] = []
         self._accepting = trio.CancelScope()
         self.nursery: trio.Nursery | None = None
-        """Where connections are served; None before `begin`, and from when it ends."""
+        """The nursery that serves connections; None before `begin`, and from when it ends."""
         self._own: frozenset[trio.lowlevel.Task] = frozenset()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         known = None if descriptors == resource.RLIM_INFINITY else descriptors
@@ -121,14 +121,14 @@ class Acceptor:
             connection.lost()
 
     async def disconnected(self) -> None:
-        """The same, and waits for it."""
+        """Ends all connections at once, as `disconnect` does, and waits until none is left."""
         self.disconnect()
         while self.busy:
             await self._server.bell.wait()
 
     @property
     def busy(self) -> bool:
-        """Whether a connection is left."""
+        """True if a connection is left."""
         return bool(self._server.connections or self.arriving)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Acceptor:
         for listener in self._listeners:
             listener.close()
 
-    # -- what listeners accept ---------------------------------------------------------------------------------------
+    # -- accepted connections ----------------------------------------------------------------------------------------
 
     async def _accept_all(self) -> None:
         with self._accepting:
@@ -164,7 +164,7 @@ class Acceptor:
         self.accepted(below, self.certificate.context if tls and self.certificate is not None else None)
 
     def accepted(self, below: Watchable, tls: ssl.SSLContext | None = None) -> None:
-        """Serves what a listener has accepted, in a task; or tells it that there is no place for it."""
+        """Serves an accepted connection in a task, or refuses it if all places are taken."""
         nursery, table = self.nursery, self.table
         if nursery is None:
             below.close()

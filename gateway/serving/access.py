@@ -50,7 +50,7 @@ _WRONG = "the key is not known, or it is over"
 
 @final
 class Admittance:
-    """What was decided of one head, which holds for each request with that head and as long as the keys are the same."""
+    """The decision on one head, which holds for each request with that head as long as the keys are the same."""
 
     __slots__ = ("beside", "key", "keys", "party")
 
@@ -62,8 +62,8 @@ class Admittance:
 class ClientAccess:
     """The door of one gateway.
 
-    Where a way in is set (keys, signatures, certificates that are required), each request needs one of those that are set,
-    on every wire; health is open. Whatever is set, a browser's page of another site may change nothing.
+    If a way in is configured (keys, signatures, required certificates), each request needs one of those that are, on every
+    wire; health is open. In any case, a browser's page of another site may change nothing.
     """
 
     def __init__(self, config: Config, server: Server, wall_clock: Callable[[], float]) -> None:
@@ -75,7 +75,7 @@ class ClientAccess:
         self._signatures = bool(config.sagemaker.sigv4.credentials)
         self._certificates = bool(config.tls.client_ca)
         self.closed = closes(config)
-        """Whether a request needs a key, or another way in."""
+        """True if a request needs a key, or another way in."""
         self._open = frozenset((Needs.NOTHING, *(Needs(name) for name in access.open)))
         self._beside = access.pass_credentials
         self._grace = access.grace
@@ -99,8 +99,8 @@ class ClientAccess:
     # -- at the head of a request --------------------------------------------------------------------------------------
 
     def look(self, exchange: Exchange, row: Row | None, arguments: Mapping[str, Any]) -> Admittance | None:
-        """What is decided of a request's head; None where there is nothing to decide. `row` is the one that it asks for, and
-        `arguments` what its path captures; None: there is none. What it may not ask for is raised."""
+        """Decides on a request's head; None if there is nothing to decide. `row` is the row that the request asks for, and
+        `arguments` are the captures of its path; None: there is no row. Raises the error if the request is not permitted."""
         if exchange.owner.by_operator:
             return None  # the plane has asked for its token, and for a browser's site, by its own rules
         pages, beside = self._pages, self._pages.told
@@ -212,7 +212,7 @@ class ClientAccess:
     # -- at its end ------------------------------------------------------------------------------------------------------
 
     def around(self, closed: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
-        """What is called with each exchange that is over, in the place of `closed`."""
+        """The function to call with each exchange that is over, in the place of `closed`."""
         return partial(self._closed, closed) if self.file is not None else closed
 
     def _closed(self, closed: Callable[[Exchange], None], exchange: Exchange) -> None:
@@ -235,7 +235,7 @@ class ClientAccess:
             self._end_those_gone(now)
 
     async def reload(self) -> None:
-        """Reads the file again, which has changed. Where it cannot be used, the keys that were read last hold."""
+        """Reads the file again, which has changed. If it cannot be used, the keys that were read last stay valid."""
         file = self.file
         assert file is not None
         try:

@@ -1,4 +1,4 @@
-"""What the head of a request asks of its place and its time: its deadline, and its priority in a queue."""
+"""Reads the deadline of a request, and its priority in a queue, from its head."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Admission:
         self._names = (*self._timeouts, self._priority) if self._priority else self._timeouts
 
     def asked(self, exchange: Exchange, route: Route) -> Route:
-        """The route of the request, with what its head asks; the same where that is nothing. BadRequest for a value that is
-        none, DeadlineExceeded for no time at all."""
+        """The route of the request, with the deadline and priority that its head asks for; unchanged if it asks for none.
+        BadRequest for an invalid value, DeadlineExceeded for a time of zero."""
         fields = exchange.fields
         for name in self._names:
             if name in fields:

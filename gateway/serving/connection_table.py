@@ -60,8 +60,8 @@ class ConnectionTable:
         return len(self._server.connections) + len(self._arriving()) + self.starting
 
     def refusal(self, peer: str) -> str | None:
-        """Why there is no place for one more connection of this peer, in words for it; None where there is one, be it that
-        of an idle connection."""
+        """The reason, as text for the peer, to refuse one more connection of this peer; None if there is a place, which may
+        be that of an idle connection."""
         if self._per_peer and self._of[_address(peer)] >= self._per_peer:
             return f"{self._per_peer} connections of this address are open (limits.per_peer)"
         if self.taken < self._wary:
@@ -83,7 +83,7 @@ class ConnectionTable:
         if not self._of[address]:
             del self._of[address]
 
-    # -- who goes ----------------------------------------------------------------------------------------------------
+    # -- evictions ---------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
         """Closes idle connections, until there are as many as may be open without."""
@@ -104,7 +104,7 @@ class ConnectionTable:
                 idle.lost()
 
     def _next(self, now: float) -> Connection | trio.CancelScope | None:
-        """Who has to go first; None where nobody is idle for long enough."""
+        """The connection to close first; None if none is idle for long enough."""
         if not self._candidates and now - self._looked >= _LOOKS:
             self._looked = now
             self._candidates = self._idle(now)

@@ -25,7 +25,7 @@ log = logging.getLogger("gateway")
 
 @final
 class Dispatcher:
-    """What the tasks of exchanges do: the work that a request asks for, and what is said where that fails."""
+    """The work of an exchange's task: it runs the handler that a request asks for, and answers errors."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Dispatcher:
         """Requests that came during the drain and were told to go elsewhere."""
 
     def work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
-        """What the exchange asks for, to be awaited. What may go wrong is for `blame`."""
+        """The work that the exchange asks for, to be awaited. Its errors are for `blame`."""
         owner, head = exchange.owner, exchange.request
         if (routed := owner.routed) is None or routed[0] is not head:
             routed = self._route(exchange)
@@ -63,12 +63,13 @@ class Dispatcher:
         return handler(exchange, **arguments)
 
     def _route(self, exchange: Exchange) -> tuple[Head, Route, Admittance | None]:
-        """Who answers a head that is new here, and what was decided of who asks: kept for as long as it repeats itself."""
+        """The route of a head that is new here, and the decision on its client: kept for as long as the head repeats
+        itself."""
         access = self._access
         try:
             route = self._router.find(exchange)
         except GatewayError:
-            access.look(exchange, None, {})  # who may not ask is not told what there is
+            access.look(exchange, None, {})  # a client without permission is not told which paths exist
             raise
         row, _, arguments = route
         try:
@@ -83,7 +84,7 @@ class Dispatcher:
     def _admitted(
         self, exchange: Exchange, routed: tuple[Head, Route, Admittance | None]
     ) -> tuple[Head, Route, Admittance | None]:
-        """The same, of one that may begin; what was decided with other keys is decided anew."""
+        """The route of a request that may begin, decided anew if the keys have changed; else raises."""
         access, entry = self._access, routed[2]
         if entry is not None and entry.keys is not access.keys:
             routed = self._route(exchange)
@@ -97,7 +98,7 @@ class Dispatcher:
         return routed
 
     def _refuse_as(self, exchange: Exchange, row: Row) -> None:
-        """What goes wrong before the handler is asked is said in the words of its row."""
+        """Makes the exchange answer an error that comes before its handler in the words of its row."""
         exchange.words = row.refuse or self._router.words_for(exchange)
 
     def _turn_away(self, exchange: Exchange, row: Row) -> None:
@@ -122,7 +123,7 @@ class Dispatcher:
         )
 
     def blame(self, exchange: Exchange, error: Exception) -> GatewayError:
-        """Whatever goes wrong becomes its one honest ending."""
+        """Turns any error of an exchange into the one that its client is told."""
         if isinstance(error, GatewayError):
             return error
         exchange.incident = uuid4().hex[:12]

@@ -22,9 +22,9 @@ from gateway.telemetry.observer import Observer
 
 log = logging.getLogger("gateway")
 
-# What an interrupted exchange has for its goodbye, and a cancelled model for its clean-up, before the server stops.
+# Seconds for an interrupted exchange's last bytes, and for a cancelled model's clean-up, before the server stops.
 _GRACE = 5.0
-# What a connection that may still send a request has, where another server takes this one's place, before it is closed.
+# Seconds before a connection that may still send a request is closed, where another server takes this one's place.
 _LINGER = 3.0
 _CUT = (Ending.DRAINED, Ending.LOST)
 
@@ -49,14 +49,14 @@ class CutExchange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport:
-    """What became of the exchanges that were live when the drain began."""
+    """How the exchanges that were live when the drain began have ended."""
 
     live: int
     endings: dict[str, int]
     """How many had each ending."""
     seconds: float
     clean: bool
-    """Whether all of them ended by themselves before the deadline."""
+    """True if all of them ended by themselves before the deadline."""
     finished: int = 0
     """How many ended by themselves, whatever their ending."""
     refused: int = 0
@@ -111,13 +111,13 @@ class Drain:
         self._hurrying = self._gently = False
         self._live: list[Exchange] = []  # those that were live when it began
         self._began = self._deadline = 0.0
-        self._since_1970 = 0.0  # of Trio's clock at 0
+        self._since_1970 = 0.0  # seconds since 1970 when Trio's clock was at 0
         self.report: DrainReport | None = None
-        """What became of every exchange, once that is known; None before."""
+        """How each exchange ended, once that is known; None before."""
 
     @property
     def begun(self) -> bool:
-        """Whether `begin` was called."""
+        """True if `begin` was called."""
         return self._wanted.is_set()
 
     def begin(self, timeout: float | None = None) -> None:

@@ -28,9 +28,9 @@ _TLS = 22  # RFC 8446 section 5.1: the first byte of a ClientHello's record
 
 @final
 class Lobby:
-    """Takes connections that there is no place for. One of HTTP/1.1 is answered 503 once its head is there, one of HTTP/2
-    with GOAWAY; a TLS handshake is refused by a close, as it would cost more than whoever has a place. Where as many wait,
-    the answer does not wait for a head."""
+    """Refuses connections beyond the limit. One of HTTP/1.1 is answered 503 once its head is there, one of HTTP/2 with
+    GOAWAY. A TLS connection is closed at once, as its handshake would cost more than a connection that is served. If
+    too many wait already, the answer does not wait for a head."""
 
     def __init__(self, most: int = GUESTS, chance: Callable[[], float] = random.random) -> None:
         """`most` are waited for at once. `chance` gives numbers from 0 to 1: who comes back when."""
@@ -89,7 +89,7 @@ class Lobby:
 
 
 async def _head(transport: Transport) -> bytes | None:
-    """What the peer sends, as far as a head's end, or as it must to tell its wire; None where it leaves."""
+    """The bytes of the peer up to its head's end, or as many as tell its wire; None if it leaves."""
     received, buffer = b"", memoryview(bytearray(4096))
     while len(received) < _HEAD:
         n = transport.try_receive_into(buffer)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 _LEAST = 0.65
 """How much of a path must be alike, from 0 to 1."""
 _LONGEST = 128  # bytes of a path that is compared
-_CAPTURED = 0.9  # of a segment that stands for any: a literal one that is the same comes before it
+_CAPTURED = 0.9  # likeness of a segment that matches any: a literal segment that is equal comes before it
 
 
 def nearest(path: bytes, routes: Iterable[bytes]) -> bytes:

@@ -34,21 +34,21 @@ class Pages:
         self._any = "*" in access.origins
         self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in access.origins)
         self._hosts = frozenset(name.lower().rstrip(".").encode() for name in access.hosts)
-        # where nobody else can connect, a page can that has its name resolved to this machine (DNS rebinding)
+        # on a local port only this machine can connect, but a page can too if its name resolves to it (DNS rebinding)
         self._alone = bool(open_ports(config)) and is_local(config.listen.host)
         self.told = (_VARY,) if access.origins else _NOTHING
-        """What an answer says to who is no page: that it is another for one."""
+        """The fields of an answer to a client that is no page: a page's answer may differ (`vary`)."""
 
     # -- how the server is called ------------------------------------------------------------------------------------
 
     def is_called(self, head: Head) -> bool:
-        """Whether a request calls the server by a name that `access.hosts` has, where that has any."""
+        """True if a request calls the server by a name of `access.hosts`, or that is empty."""
         return not self._hosts or _host_of(head.authority) in self._hosts
 
-    # -- whose page it is --------------------------------------------------------------------------------------------
+    # -- origins -----------------------------------------------------------------------------------------------------
 
     def may_ask(self, exchange: Exchange) -> bool:
-        """Whether a page may ask for this: to look, from anywhere; for all else, and a WebSocket, by its origin."""
+        """True if a page may ask for this. It may look from anywhere; all else, and a WebSocket, depends on its origin."""
         head = exchange.request
         if head.method in SAFE and head.upgrade != _UPGRADE:
             return True
@@ -59,10 +59,10 @@ class Pages:
 
     def _allows(self, origin: bytes) -> bool:
         origin = origin.lower()
-        return origin in self._origins or (self._any and b"://" in origin)  # `null` is nobody's
+        return origin in self._origins or (self._any and b"://" in origin)  # `null` names no origin
 
     def _is_own(self, head: Head) -> bool:
-        """Whether the host that it calls can be this server's, and no name that somebody has given its address."""
+        """True if the host of the request can be this server's, and not a foreign name that resolves to its address."""
         if not self._alone:
             return True
         host = _host_of(head.authority)
@@ -71,7 +71,7 @@ class Pages:
     # -- CORS --------------------------------------------------------------------------------------------------------
 
     def fields(self, exchange: Exchange, allow: str | None) -> Headers:
-        """What the answer to a page says beside all else. `allow` are the methods of its path, where it asks for those."""
+        """The CORS fields of the answer to a page. `allow` are the methods of its path, where it asks for those."""
         if not self.told:
             return _NOTHING
         origins = exchange.header_values(b"origin")
@@ -89,25 +89,25 @@ class Pages:
 
 
 def is_from_page(exchange: Exchange) -> bool:
-    """Whether a browser has sent it for a page; what people type there comes from none."""
+    """True if a browser has sent it for a page. An address that people type comes from no page."""
     fields = exchange.fields
     return b"origin" in fields or fields.get(b"sec-fetch-site", b"none") != b"none"
 
 
 def is_preflight(exchange: Exchange) -> bool:
-    """Whether a browser asks what a page may ask: without credentials, whatever the page has."""
+    """True if a browser asks for a page's permissions: it sends no credentials then, even if the page has some."""
     fields = exchange.fields
     return exchange.request.method == b"OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields
 
 
 def is_json(exchange: Exchange) -> bool:
-    """Whether its content type is one that no page sends to another site unasked."""
+    """True if its content type is one that no page sends to another site without asking first."""
     content_type = exchange.header(b"content-type") or b""
     return content_type.partition(b";")[0].strip(b" \t").lower() == b"application/json"
 
 
 def _is_same(origin: bytes, authority: bytes) -> bool:
-    """Whether an origin has the host and the port of an authority, whose port is the scheme's where it has none."""
+    """True if an origin has the host and the port of an authority, whose default port is that of the scheme."""
     scheme, found, rest = origin.lower().partition(b"://")
     usual = _PORTS.get(scheme, b"")
     theirs, ours = _AUTHORITY.fullmatch(rest), _AUTHORITY.fullmatch(authority.lower())

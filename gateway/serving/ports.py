@@ -14,7 +14,7 @@ _BESIDE = ("listen.bidi_port", "listen.grpc_port")  # ports beside the first
 
 @final
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a server listens; 0: nowhere. The first port, of sockets that systemd has passed."""
+    """The ports of a server; 0: none. With several sockets passed by systemd, the first one's."""
 
     port: int = 0
     tls_port: int = 0

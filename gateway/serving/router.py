@@ -50,7 +50,7 @@ class Router:
         self._patterns: list[_Path] = []
         self._found: dict[bytes, tuple[_Path, dict[str, Any]]] = {}
         self._any_upgrade: Row | None = None
-        self._server = _Path({})  # what OPTIONS * asks about
+        self._server = _Path({})  # the path of OPTIONS *
         self._exact[b"*"] = self._server
         self._under: dict[bytes, Refuse] = {}
         self._kinds: list[CallKind] = []
@@ -102,8 +102,8 @@ class Router:
         return self._patterns[-1]
 
     def find(self, exchange: Exchange) -> Route:
-        """Who answers; NoSuchPath, BadRequest, MethodNotAllowed or UpgradeRequired, which are said as those who ask at this
-        path read them."""
+        """Finds the row that answers. NoSuchPath, BadRequest, MethodNotAllowed or UpgradeRequired, in the words of the
+        clients of this path."""
         kind = self._kind_of(exchange)
         if kind is not None and not exchange.wire.windowed:
             raise UpgradeRequired(
@@ -233,5 +233,5 @@ def _is_under(path: bytes, prefix: bytes) -> bool:
 
 
 async def _options(exchange: Exchange, allow: str) -> None:
-    """What can be asked here (RFC 9110 section 9.3.7)."""
+    """Answers with the methods of this path (RFC 9110 section 9.3.7)."""
     exchange.outbound.respond(204, [(b"allow", allow.encode())])

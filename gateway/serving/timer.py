@@ -120,7 +120,7 @@ class CoarseTimer:
             for look in self.beside:
                 try:
                     await look()
-                except Exception:  # of ours: the server goes on
+                except Exception:  # a bug here must not end the server
                     log.exception("a look at the server failed")
         finally:
             self._looking = False
@@ -133,7 +133,7 @@ class CoarseTimer:
                 if file.changed:
                     try:
                         await reload()
-                    except Exception:  # whatever a file holds, the server goes on
+                    except Exception:  # no content of a file may end the server
                         log.exception("a file cannot be read again", extra={"file": file.path})
         finally:
             self._reading = False
@@ -144,7 +144,7 @@ class CoarseTimer:
         yield from (worker.log_limits for worker in self._supervisor.workers.values())
 
     def tell_date(self) -> None:
-        """What answers say is the Date, from now on."""
+        """Sets the Date of answers from now on."""
         self._server.date.tell(formatdate(self._wall_clock(), usegmt=True).encode())
 
     def _shed(self) -> None:
