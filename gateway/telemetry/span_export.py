@@ -1,4 +1,4 @@
-"""Where the standalone server's spans go: a provider for the process, by the configuration and the OTEL_* variables."""
+"""The span provider of the standalone server's process, by the configuration and the OTEL_* variables."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PACKAGES = {"otlp_proto_http": _INSTALL, "otlp_proto_grpc": "pip install opente
 
 @contextmanager
 def exporting(config: TracingConfig) -> Iterator[None]:
-    """Makes a provider that exports, and the global one of the process, so that spans of models go the same way; at the end
-    of the block what is left is sent, within `flush_timeout`. Where the process has a provider already, as under
-    `opentelemetry-instrument`, that one stays, and is left to who made it. ConfigError where a package is missing."""
+    """Makes a provider that exports, and the global one of the process, so that spans of models are exported too. The end of
+    the block sends the spans that are left, within `flush_timeout`. If the process has a provider already, as under
+    `opentelemetry-instrument`, that one stays, and its maker must flush it. ConfigError where a package is missing."""
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
