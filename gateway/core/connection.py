@@ -139,8 +139,7 @@ class Connection:
         HTTP/1.1, whose machine returns its bytes from `respond` (which says where it does) and queues them too. The next
         write begins with them. If the transport takes them all, the wire is not asked for data to send: it learns from
         `data_sent` that they have left, and tells their exchange itself. If not, they leave as the first bytes that the wire
-        has queued. Both ways the client gets the same bytes, and the exchange the same ending; the first way takes fewer
-        steps."""
+        has queued. Both ways the client gets the same bytes, and the exchange the same ending: the first is faster."""
         self._rest = _NOTHING  # the transport has not taken these yet
         self.blocked = False
         self._blocked_since: float | None = None

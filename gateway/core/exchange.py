@@ -297,8 +297,7 @@ class Exchange:
         self._set_deadline(limits.deadline)
 
     def limit_call(self, seconds: float, name: str) -> None:
-        """Sets a deadline that no later limit can extend: the earliest deadline holds. `name` says whose limit it is, for
-        the error."""
+        """Sets a deadline that no later limit can extend: the earliest one holds. `name` says whose limit it is."""
         limits = self._limits()
         limits.limit_call(seconds, name)
         self._set_deadline(limits.deadline)
