@@ -322,7 +322,7 @@ class Parent:
         except OSError as e:
             reason = str(e)
         if reason or new is None:
-            log.error("a front does not come up: the old ones stay", extra={"front": number, "reason": reason})
+            log.error("a new process does not come up: the old ones stay", extra={"front": number, "reason": reason})
             if new is not None:
                 new.asked_to_end = True
                 new.kill()

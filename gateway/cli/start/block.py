@@ -22,7 +22,7 @@ DEVELOPMENT = ("Not for production: what runs is cut when a file changes, and th
 """Notes of `everywire dev`."""
 _NAMES = 8
 """Names of models in the block, at most."""
-_TEXT = "Return the"
+_TEXT, _TEXT_OF_LM = "hello every wire", "Return the"
 _SIZE = 4  # elements for a dimension that may have any size
 _MOST = 16  # elements of the largest tensor that is printed in a call
 
@@ -73,8 +73,9 @@ def _calls(gateway: Gateway) -> list[str]:
     call = "everywire call" if url == reached_at(usual.host, usual.port) else f"everywire call --url {url}"
     match spec.family:
         case Family.TEXT:
-            body = json.dumps({"inputs": _TEXT, "stream": True})
-            return [f'{call} {name} "{_TEXT}"', f"{curl}/predictions/{path} -d {shlex.quote(body)}"]
+            text = _TEXT_OF_LM if spec.name == "lm" else _TEXT
+            body = json.dumps({"inputs": text, "stream": True})
+            return [f'{call} {name} "{text}"', f"{curl}/predictions/{path} -d {shlex.quote(body)}"]
         case Family.PARTS:
             return [f'{call} {name} "{_TEXT}" --wire invoke', f"{curl}/models/{path}/invoke -d {shlex.quote(_TEXT)}"]
         case Family.TENSOR:

@@ -183,7 +183,7 @@ async def test_a_front_that_does_not_come_up_leaves_the_old_ones(tmp_path: Path)
         port, first = await server.port(), server.fronts
         (tmp_path / "app.py").write_text("raise RuntimeError('half an edit')\n")
         server.process.send_signal(signal.SIGHUP)
-        refused = await server.logged("a front does not come up: the old ones stay")
+        refused = await server.logged("a new process does not come up: the old ones stay")
         assert "half an edit" in refused["reason"]
         await server.logged("front ended")
         assert server.fronts == first

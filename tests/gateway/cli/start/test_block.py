@@ -58,8 +58,8 @@ async def test_a_text_model_is_called_in_two_ways() -> None:
     assert lines == [
         "Models: shout",
         "Try:",
-        '  everywire call shout "Return the"',
-        """  curl -N http://127.0.0.1:8080/predictions/shout -d '{"inputs": "Return the", "stream": true}'""",
+        '  everywire call shout "hello every wire"',
+        """  curl -N http://127.0.0.1:8080/predictions/shout -d '{"inputs": "hello every wire", "stream": true}'""",
         UNVERIFIED,
         "Ctrl-C stops.",
     ]
@@ -74,10 +74,10 @@ async def test_the_librarys_models_are_said_to_be_the_librarys() -> None:
 @pytest.mark.parametrize(
     ("models", "said"),
     [
-        ([bounce], ['  everywire call bounce "Return the" --wire invoke', "  curl -N http://127.0.0.1:8080/models/bounce/invoke -d 'Return the'"]),
+        ([bounce], ['  everywire call bounce "hello every wire" --wire invoke', "  curl -N http://127.0.0.1:8080/models/bounce/invoke -d 'hello every wire'"]),
         ([scale], ["  curl -N http://127.0.0.1:8080/v2/models/scale"]),
         ([SCALE], ["infer -d '{\"inputs\": [{\"name\": \"x\", \"datatype\": \"FP32\", \"shape\": [4], \"data\": [0, 0, 0, 0]}]}'"]),
-        ([bounce, SCALE, shout], ['  everywire call shout "Return the"']),
+        ([bounce, SCALE, shout], ['  everywire call shout "hello every wire"']),
     ],
 )  # fmt: skip
 async def test_each_kind_of_model_has_calls_of_its_own(models: list[Any], said: list[str]) -> None:
@@ -147,7 +147,7 @@ def test_the_calls_work_as_they_are_printed_and_ctrl_c_stops(tmp_path: Path) -> 
             for call in [*calls, f"curl -sf {console[0]}"]
         ]
         assert [answer.returncode for answer in answers] == [0, 0, 0], answers
-        assert [("RETURN THE" in answer.stdout) for answer in answers] == [True, True, False]
+        assert [("HELLO EVERY WIRE" in answer.stdout) for answer in answers] == [True, True, False]
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
 
