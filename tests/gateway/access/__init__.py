@@ -1,1 +1,1 @@
-"""Who may call: keys on every wire, and the pages of browsers."""
+"""Access: keys on every wire, and the pages of browsers."""

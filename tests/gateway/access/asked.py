@@ -1,4 +1,4 @@
-"""One request for each row that a gateway has, on each of its wires, and what each API says where who asks may not."""
+"""One request for each row that a gateway has, on each of its wires, and how each API refuses a caller without access."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def asking(wire: str, chosen: Config, **how: Any) -> AsyncIterator[tuple[G
             stream = getattr(peer, "asked", -1) + 2
             peer.asked = stream
             fields = [*headers, *(handshake.request_headers(bytes(16)) if socket else ())]
-            if path.startswith(_OF_GRPC):  # whatever is said of the others' bodies
+            if path.startswith(_OF_GRPC):  # replaces a content type that the caller gave for the other rows
                 fields = [
                     *(field for field in fields if field[0] != b"content-type"),
                     (b"content-type", b"application/grpc"),
@@ -196,13 +196,13 @@ async def asking(wire: str, chosen: Config, **how: Any) -> AsyncIterator[tuple[G
 
 
 def asks(wire: str, row: Row) -> bool:
-    """Whether there is such a request on a wire: WebSockets begin over HTTP/1.1, and in ASGI's own way; gRPC has HTTP/2."""
+    """True if a wire carries requests of this row: WebSockets begin over HTTP/1.1 or ASGI, gRPC needs HTTP/2."""
     if row.kind is not None:
         return wire == "http2"
     return row.method != WEBSOCKET or wire in ("http1", "asgi/1.1")
 
 
-# -- what each API says ------------------------------------------------------------------------------------------------
+# -- the refusal that each API gives -----------------------------------------------------------------------------------
 
 
 def _json(body: bytes) -> Any:

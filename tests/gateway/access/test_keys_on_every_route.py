@@ -285,7 +285,7 @@ async def test_a_connection_of_twenty_strangers_ends(wire: str, tmp_path: Path) 
             assert (await ask("GET", "/v2", (), peer=peer))[0] == 401
         await trio.testing.wait_all_tasks_blocked()
         assert peer.over or peer.transport.hung_up()
-        assert (await ask("GET", "/v2", BEARER))[0] == 200  # another connection is nobody's fault
+        assert (await ask("GET", "/v2", BEARER))[0] == 200  # refusals close one connection and leave others alone
 
 
 @pytest.mark.parametrize("wire", ["http1", "http2"])

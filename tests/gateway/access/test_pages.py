@@ -204,7 +204,7 @@ def exchange(method: str = "POST", authority: str = "localhost", upgrade: bytes 
 
 
 def page(host: str, origin: str | None = None, *, hosts: tuple[str, ...] = (), listen: str = "127.0.0.1") -> bool:
-    """Whether a page may post to the server as `host`; by default its own page."""
+    """True if a page may post to the server as `host`; by default its own page."""
     chosen = Config(listen=ListenConfig(host=listen), access=AccessConfig(hosts=hosts))
     return Pages(chosen).may_ask(exchange("POST", host, b"", (b"origin", (origin or f"http://{host}").encode())))
 

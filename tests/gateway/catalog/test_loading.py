@@ -90,7 +90,7 @@ def test_all_of_a_spec_is_said_in_a_configuration_or_by_code_alone_for_a_reason(
     (table,) = re.findall(r"Only code can set these:\n\n(.*?)(?=\n\n)", page, re.DOTALL)
     code = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     configured = {field.name for field in fields(ModelConfig)} - {"factory", "options"}
-    configured.remove("process")  # where the model runs, which no code of its own can say
+    configured.remove("process")  # a model's own code cannot choose where it runs
     assert {field.name for field in fields(ModelSpec)} == configured | code | {"name"}
     assert not configured & code
 

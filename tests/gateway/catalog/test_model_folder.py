@@ -1,4 +1,4 @@
-"""Model folders: where they may be, what model.toml may say, whose code runs, and what each mistake is told as."""
+"""Model folders: their places, the keys of model.toml, the code that runs, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refusal(folder: Path, kind: type[GatewayError] = BadModel, *, code: bool = T
     return message
 
 
-# -- where it may be -------------------------------------------------------------------------------------------------
+# -- places of a folder ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}", "FILE://{}", "{}/", "{}/../m"])
@@ -412,7 +412,7 @@ def test_a_module_is_forgotten_with_those_beside_it(folder: Path) -> None:
     assert str(folder) not in sys.path_importer_cache
 
 
-# -- what it weighs --------------------------------------------------------------------------------------------------
+# -- the memory that it needs ----------------------------------------------------------------------------------------
 
 
 def test_each_file_counts_once_and_what_is_declared_counts_alone(folder: Path) -> None:

@@ -16,7 +16,7 @@ pytestmark = [
 
 MiB = 1024 * 1024
 
-# what long texts are read in: several threads, blocks of some mebibytes, and small ones that stay between them
+# As when long texts are read: several threads take blocks of some MiB, and small ones that stay between them.
 PROGRAM = """
 import sys, threading
 from gateway.catalog.process_memory import resident_bytes, return_large_blocks
@@ -59,7 +59,7 @@ def test_what_the_environment_tells_the_allocator_holds() -> None:
     assert kept_after(MALLOC_TRIM_THRESHOLD_=str(64 * MiB), MALLOC_MMAP_THRESHOLD_=str(32 * MiB)) > 32 * MiB
 
 
-# what many connections take: blocks too small for a mapping of their own, of which a few stay
+# As many connections do: it takes blocks too small for a mapping of their own, and keeps a few.
 AT_WORK = """
 import sys, time, trio, trio.testing
 from gateway.catalog.process_memory import give_back_at_rest, resident_bytes

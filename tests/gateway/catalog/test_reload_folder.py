@@ -73,7 +73,7 @@ async def begin(served: MemoryGateway) -> Any:
 
 
 async def hear(peer: Any, words: int = 0) -> bytes:
-    """What an answer says: so many words of it, or all."""
+    """Reads an answer up to this number of words; with 0, to its end."""
     heard = b""
     while not words or heard.count(b" ") < words:
         match await peer.next_event():

@@ -58,7 +58,7 @@ KiB = 1024
 
 
 def spec_of_house(file: str) -> ModelSpec:
-    """What a model.py of these tests defines; it waits where there is a gate for it."""
+    """The spec that a model.py of these tests defines; waits if its model has a gate."""
     name = Path(file).parent.name
     if name in GATES:
         entered, leave = GATES[name]
@@ -1012,7 +1012,7 @@ async def test_two_hundred_models_of_which_twenty_fit_answer_every_call(tmp_path
 
 
 async def row(worker: Worker, index: int) -> Any:
-    """What a table has at an index."""
+    """The row of a table at an index."""
     caller: Any = Caller()
     caller.channel = MemoryChannel(InferRequest(inputs=(Tensor(name="INDEX", data=np.array(index)),)))
     await caller.call(worker, Family.TENSOR)
@@ -1158,7 +1158,7 @@ class _CancelAt(trio.abc.Instrument):
 
 
 async def swept(act: Callable[[], Awaitable[Any]], step: int) -> tuple[bool, bool]:
-    """Whether the step was reached, and whether the act was cancelled there."""
+    """Two flags: the act reached the step, and it was cancelled there."""
     with trio.CancelScope() as scope:
         instrument = _CancelAt(scope, step)
         trio.lowlevel.add_instrument(instrument)

@@ -57,7 +57,7 @@ def autojump_clock() -> MockClock:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no package of ours lies about: it would be a shadow of the installed one."""
+    """Leaves the checkout, whose packages would hide the installed ones."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -88,7 +88,7 @@ async def halting(prompt: Prompt) -> AsyncIterator[str]:
 
 
 class Called:
-    """What a call printed, complained of and exited with."""
+    """The output, the errors and the exit status of a call."""
 
     def __init__(self, code: int, out: str, errors: list[str]) -> None:
         self.code, self.out, self.errors = code, out, errors
@@ -251,7 +251,7 @@ async def test_each_of_several_outputs_has_a_file(
     assert np.load(tmp_path / "out.OUTPUT1.npy").tolist() == [0, 0]
 
 
-# ---- what is printed ----
+# ---- output ----
 
 
 async def test_text_comes_from_stdin_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +390,7 @@ async def test_an_answer_that_is_cut_off(wire: str, monkeypatch: pytest.MonkeyPa
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(calling)
-            await trio.sleep(1)  # of the mocked clock: all that comes has come
+            await trio.sleep(1)  # mocked seconds: everything that will arrive has arrived
             link.server.close()
     assert results[0].code == 3, results[0].errors
     assert results[0].errors[0].startswith("cut off")
@@ -509,7 +509,7 @@ async def test_a_call_of_grpc_that_is_cut_off(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(calling)
-            await trio.sleep(1)  # of the mocked clock: the model has begun
+            await trio.sleep(1)  # mocked seconds: the model has begun
             link.server.close()
     assert (results[0].code, results[0].errors[0][:7]) == (3, "cut off")
 

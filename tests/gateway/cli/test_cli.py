@@ -381,7 +381,7 @@ def test_config_is_shown_to_programs() -> None:
     told = json.loads(run("config", "show", "--json", "--port", "9000").output)
     assert told["listen.port"] == {"value": 9000, "source": "--port"}
     assert told["listen.host"] == {"value": "127.0.0.1", "source": "default"}
-    # of variables each is shown, and there are none
+    # settings that hold variables have one entry a variable, here none
     assert len(told) == sum("*" not in path and setting.unit is not Unit.VARIABLES for path, setting in SETTINGS.items())
 
 

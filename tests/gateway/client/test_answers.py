@@ -76,7 +76,7 @@ ENDS: dict[str, tuple[type[Answer], bytes, bytes]] = {
     "frames, an error": (InferFramesAnswer, frame(TENSOR), frame({"error": ""})),
     "events, an error": (EventsAnswer, PART, failure("")),
 }
-"""What reads it, a message, and what ends the answer: an error has no words here."""
+"""By name: the reader, a message, and the error without words that ends the answer."""
 each = pytest.mark.parametrize("name", ENDS)
 
 

@@ -1,4 +1,4 @@
-"""Who may reach what listens beyond this machine: what is a mistake, what is a warning, and what says that it is meant."""
+"""Listeners that other machines reach: which settings are a mistake or a warning, and which show that they are intended."""
 
 from __future__ import annotations
 

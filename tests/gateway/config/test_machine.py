@@ -1,4 +1,4 @@
-"""What a process may use of its machine: what its control groups say, of version 2 or 1, and nothing that is not a limit."""
+"""The share of the machine that a process may use, by its control groups, version 2 or 1; invalid limits are ignored."""
 
 from __future__ import annotations
 

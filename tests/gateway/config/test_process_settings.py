@@ -156,7 +156,7 @@ def test_variables_join_over_the_sources(tmp_path: Path) -> None:
     assert config.models["chat"].process.environment == {"A": "1", "B": "2", "C": "3"}
 
 
-# ---- what is refused ----
+# ---- refused settings ----
 
 
 @pytest.mark.parametrize(

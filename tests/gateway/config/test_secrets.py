@@ -135,7 +135,7 @@ def test_a_long_text_is_looked_at_once(piece: str) -> None:
     assert text_without_secrets(once) == once
 
 
-# -- where ------------------------------------------------------------------------------------------------------------
+# -- places that mask secrets -----------------------------------------------------------------------------------------
 
 SECRET = "hunter2hunter2"
 URL = f"postgres://me:{SECRET}@db.example/x"

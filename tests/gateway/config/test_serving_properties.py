@@ -127,7 +127,7 @@ def test_a_document_of_the_largest_size_is_read_whatever_it_repeats(piece: bytes
     parse_properties(piece * (64 * KiB // len(piece)))
 
 
-# ---- what the options of a model say of its answers ----
+# ---- options of a model that shape its answers ----
 
 
 @pytest.mark.parametrize(

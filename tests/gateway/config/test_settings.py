@@ -990,7 +990,7 @@ _WRONG_IN_A_FILE = {
     **dict.fromkeys((Unit.TEXTS, Unit.COUNTS, Unit.NETWORKS, Unit.TENSORS), ('"[]"',)),
     **dict.fromkeys((Unit.VARIABLES, Unit.TABLE), ('"{}"',)),
 }  # fmt: skip
-"""What is right where it is text."""
+"""TOML values of the wrong type; their text would be valid in the environment or a flag."""
 _NO_SETTING = ("1979-05-27", "[[5]]")
 """A date, and a list of lists."""
 
@@ -1020,7 +1020,7 @@ def test_every_setting_says_in_every_source_what_it_must_be_and_what_came(direct
 
 
 def test_what_others_have_by_the_names_of_settings_has_the_same_names() -> None:
-    """What is renamed on one side alone would be at its default, whatever is set."""
+    """A setting renamed on one side alone would be ignored: its target would keep the default."""
 
     def names(kind: Any) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}

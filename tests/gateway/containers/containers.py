@@ -1,4 +1,4 @@
-"""Model containers in memory for tests of the bridge: what it dials, scripts that answer it, and a client of a session."""
+"""Model containers in memory for tests of the bridge: its connections, scripts that answer, and the client of a session."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Client(MemoryChannel):
 
     @property
     def untaken(self) -> int:
-        """What the session has not taken of what was fed."""
+        """The number of messages fed to the session that it has not taken."""
         return len(self._inbox)
 
 
 class Containers:
-    """What the bridge dials: each connection is answered by `serve` in a task of its own."""
+    """The containers that the bridge dials: `serve` answers each connection in a task of its own."""
 
     def __init__(self, nursery: trio.Nursery, serve: Serve, limits: ContainerLimits, capacity: int) -> None:
         self._nursery, self._serve, self._capacity = nursery, serve, capacity
@@ -186,7 +186,7 @@ def part(data: bytes, **how: Any) -> Part:
 
 
 def told(client: Client) -> list[tuple[bytes, Any, bool]]:
-    """What the client has, comparable."""
+    """The parts that the client received, in a form that compares."""
     return [(bytes(p.data), p.kind, p.last) for p in client.sent]
 
 

@@ -321,7 +321,7 @@ async def test_the_container_hears_1009_for_a_frame_that_is_too_large() -> None:
     assert [event.code for event in got] == [1009]
 
 
-# -- who waits for whom ----------------------------------------------------------------------------------------------
+# -- back pressure ---------------------------------------------------------------------------------------------------
 
 
 async def test_a_client_that_stops_reading_stops_the_container_within_the_bound() -> None:
@@ -509,7 +509,7 @@ async def test_all_that_many_sessions_take_for_slow_clients_is_reserved() -> Non
             finally:
                 tracemalloc.stop()
             assert reserved > 6 * 500 * KIB
-            # what a session has for itself: buffers of connections and machines, the container's side too
+            # a session also has buffers of its connections and protocol machines, here on the container's side too
             assert taken < reserved + 6 * 400 * KIB
             for peer in peers:
                 peer.close()

@@ -254,7 +254,7 @@ class API:
 
 @asynccontextmanager
 async def served(api: API, **limits: Any) -> AsyncIterator[Callable[..., Awaitable[int]]]:
-    """What invokes a target of that container: it returns 200, or the status of the error."""
+    """A function that invokes a target of that container and returns 200, or the status of the error."""
     async with containers(api, ContainerLimits(health_interval=0, **limits)) as found, trio.open_nursery() as nursery:
         api.worker = await nursery.start(_work)
         bridge = Bridge(found.container, ContainerModels(found.container, "/m", api.worker))

@@ -330,7 +330,7 @@ async def test_the_log_says_for_whom_a_session_waits(autojump_clock: MockClock, 
     assert (record.__dict__["container"], record.__dict__["session"]) == ("container:8080", "r-1")
 
 
-# -- where the operator has guessed a silence ------------------------------------------------------------------------
+# -- a silence that the operator configured --------------------------------------------------------------------------
 
 
 async def test_a_silence_that_was_too_short_is_an_error_and_no_good_end(autojump_clock: MockClock) -> None:

@@ -16,13 +16,13 @@ PATIENCE = 60.0
 
 
 class Terminal:
-    """What a program has written to its terminal."""
+    """The text that a program has written to its terminal."""
 
     def __init__(self, master: int) -> None:
         self._master, self.text = master, ""
 
     def until(self, wanted: str, *, times: int = 1) -> str:
-        """All of it, once that has come so many times. AssertionError if it does not."""
+        """Reads until `wanted` has come `times` times, and returns the whole text. AssertionError after PATIENCE seconds."""
         deadline = time.monotonic() + PATIENCE
         while self.text.count(wanted) < times:
             ready, _, _ = select.select([self._master], [], [], max(deadline - time.monotonic(), 0))

@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_served_from_the_start_is_one_line(tmp_path: Path)
         assert UNVERIFIED not in done.stderr
 
 
-# -- what is watched -------------------------------------------------------------------------------------------------
+# -- watched files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from gateway.cli.top.frame import SORTS, WAITS, Look, Shown, frame
 from gateway.cli.top.screen import obeyed
 
 LOOKS = json.loads((Path(__file__).parent / "looks.json").read_text())
-"""Of a server whose client reads nothing of `fast`, while `shout` has two slots for five calls; 2 seconds lie between."""
+"""Two looks, 2 seconds apart, at a server whose client reads nothing of `fast`, while `shout` has 2 slots for 5 calls."""
 BEFORE, NOW = (Look(**look) for look in LOOKS)
 PATIENCE = 60.0
 
