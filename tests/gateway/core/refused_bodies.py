@@ -100,7 +100,7 @@ async def failing_beside(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 async def failing_in_its_own_thread(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     copied = x.copy()
     try:
-        await trio.to_thread.run_sync(lambda: copied[copied.size])  # whose exceptions are in cycles
+        await trio.to_thread.run_sync(lambda: copied[copied.size])  # a thread's exceptions are in reference cycles
     except IndexError as e:
         raise ZeroDivisionError(f"after {copied.size} bytes") from e
     return x
@@ -126,7 +126,7 @@ def specs() -> list[ModelSpec]:
     ]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused requests --------------------------------------------------------------------------------------------------
 
 
 @final

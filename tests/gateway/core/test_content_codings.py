@@ -1,4 +1,4 @@
-"""Bodies with a content coding: what the handler gets, what is refused and how, and what it costs on the way."""
+"""Bodies with a content coding: the content that the handler gets, refusals, and the memory and copies on the way."""
 
 import errno
 import gzip
@@ -87,7 +87,7 @@ async def send_in_pieces(peer: Peer, body: bytes, *headers: tuple[bytes, bytes])
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[None]]]:
-    """What is to happen before each of the next steps in a thread."""
+    """Functions for the test to add: each next step in a codec thread first takes one and awaits it."""
     before: list[Callable[[], Awaitable[None]]] = []
 
     async def run_in_codec_thread(call: Callable[[], Any]) -> Any:
@@ -100,7 +100,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[None]]
     return before
 
 
-# -- what arrives ------------------------------------------------------------------------------------------------------
+# -- arriving content --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", ["http1", "http2"])
@@ -186,7 +186,7 @@ async def test_who_reads_the_request_afterwards_sees_the_content_alone() -> None
         peer.close()
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused bodies ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("coding", CODED)
@@ -350,7 +350,7 @@ async def test_others_go_on_meanwhile(steps: list[Callable[[], Awaitable[None]]]
         peer, other, go_on = there.served.http2(), there.served.http2(), trio.Event()
         steps.append(go_on.wait)
         await peer.send(*post(1, "/body", gzip.compress(bytes(2 * MiB)), [GZIP]))
-        while steps:  # what is short of it comes before, and its piece from the network
+        while steps:  # the body must arrive, and its short steps run on the loop, before the step in a thread
             await wait_all_tasks_blocked(0.001)
         assert (await there.ask(other, gzip.compress(TEXT), GZIP))[0] == 200  # short: no thread
         assert there.got == [TEXT]
@@ -360,7 +360,7 @@ async def test_others_go_on_meanwhile(steps: list[Callable[[], Awaitable[None]]]
         other.close()
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------
+# -- copies and memory -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ async def test_what_lands_is_not_copied() -> None:
     async with bodies() as there:
         peer = there.served.http1()
         assert (await there.ask(peer, bytes(8 * MiB)))[0] == 200
-        # what came with the head, and until the exchange had its turn
+        # only the bytes that came with the head or before the exchange's turn
         assert there.exchanges[0].copied <= 2 * LimitsConfig().read_ahead
         peer.close()
 
@@ -498,7 +498,7 @@ async def test_a_reply_is_coded_as_it_was_asked_for(
         ([b"gzip"], [TEXT], {"level": 0}),
         ([b"gzip"], [TEXT], {"head": [(b"content-type", b"text/event-stream; charset=utf-8")]}),
         ([b"gzip"], [HARD[:2000]], {}),
-        ([b"gzip"], [HARD, bytes(2 * MiB)], {}),  # who begins so is given up
+        ([b"gzip"], [HARD, bytes(2 * MiB)], {}),  # its beginning does not shrink, so the gateway gives up coding it
     ],
 )
 async def test_other_replies_are_left_as_they_are(accepted: list[bytes], buffers: list[Buffer], how: dict[str, Any]) -> None:
@@ -506,7 +506,7 @@ async def test_other_replies_are_left_as_they_are(accepted: list[bytes], buffers
         headers, body = await reply(served.http1(), *accepted)
         assert body == b"".join(buffers)
         assert b"content-encoding" not in headers
-        never = bool(how)  # where no reply of that kind is ever coded, none depends on what is accepted
+        never = bool(how)  # these settings and types are never coded, so the reply does not vary
         assert headers.get(b"vary") == (None if never else b"accept-encoding")
 
 

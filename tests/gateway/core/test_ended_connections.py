@@ -1,4 +1,4 @@
-"""What is left of a connection that has ended: nothing, also where nobody collects garbage."""
+"""Nothing is left of a connection that has ended, even without the garbage collector."""
 
 import gc
 from typing import Any

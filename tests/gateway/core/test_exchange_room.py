@@ -22,7 +22,7 @@ from protocols.roles import Role
 
 
 class Wire:
-    """An HTTP/1.1 answer whose bytes leave when the test says so. Both the wire and the exchange's owner."""
+    """An HTTP/1.1 answer whose bytes leave when the test decides. It is both the wire and the exchange's owner."""
 
     name, windowed, peer, last_sent, pool = "http/1.1", False, "test", 0.0, None
 

@@ -1,4 +1,4 @@
-"""Exchanges in tasks that are used again: nothing of one reaches the next, and whoever reads waits for nobody."""
+"""Exchanges in tasks that are used again: nothing of one reaches the next, and the reader never waits for one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="
 
 
 class Wire:
-    """What an exchange asks of its wire at its end."""
+    """The wire of an exchange, with the calls that its end makes."""
 
     name, windowed = "wire", True
 
@@ -37,7 +37,7 @@ class Wire:
 
 
 class Readiness:
-    """What is told is a list of calls, made by the test."""
+    """A readiness source whose calls the test adds to a list."""
 
     def __init__(self) -> None:
         self.ready: deque[Callable[[], None]] = deque()
@@ -72,7 +72,7 @@ class House:
         self.ends: dict[str, GatewayError | None] = {}
         self.closed: set[str] = set()
         self.written: list[list[str]] = []
-        """What ended since the last write."""
+        """The exchanges that ended since the last write."""
         self.unwritten: list[str] = []
         self.budget = ByteBudget(2**20)
         self.last_sent = 0.0
@@ -129,7 +129,7 @@ class House:
         return exchanges
 
     async def run(self, *scripts: Script) -> list[Exchange]:
-        """The same, and everything runs as far as it can."""
+        """Begins these exchanges, and returns once no task can go on."""
         exchanges = self.begin(*scripts)
         await still()
         return exchanges
@@ -140,7 +140,7 @@ class House:
 
 
 async def still() -> None:
-    """Nothing runs any more, in threads neither."""
+    """Waits until no task and no thread runs."""
     await wait_all_tasks_blocked()
     while trio.to_thread.current_default_thread_limiter().borrowed_tokens:
         await wait_all_tasks_blocked()
@@ -245,7 +245,7 @@ def _wait(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-# -- what one exchange sets is not another's -----------------------------------------------------------------------------
+# -- one exchange's context is its own -----------------------------------------------------------------------------------
 
 
 async def test_context_variables_are_an_exchanges_own(wait: Callable[[], Awaitable[None]], led: bool) -> None:
@@ -271,7 +271,7 @@ async def test_context_variables_are_an_exchanges_own(wait: Callable[[], Awaitab
 
 
 async def test_owners_are_told_and_new_tasks_begin_without_a_models_variables(wait: Callable[[], Awaitable[None]]) -> None:
-    """Who was a model's task a moment ago must not lead with what that model has set."""
+    """A task that has run a model must not lead with the context variables that the model set."""
     seen: set[str] = set()
 
     async def paint(exchange: Exchange) -> None:
@@ -286,7 +286,7 @@ async def test_owners_are_told_and_new_tasks_begin_without_a_models_variables(wa
         seen.add(colour.get())
 
     async with house() as made:
-        for _ in range(12):  # whoever comes first is Trio's dice
+        for _ in range(12):  # Trio chooses at random which task runs first
             made.begin(paint)
             for _ in range(3):
                 await trio.lowlevel.checkpoint()
@@ -461,7 +461,7 @@ async def test_a_scope_that_a_model_leaves_open_harms_nobody_else(
             await made.run(careful)
         assert [made.ends[str(i)] for i in (2, 3, 5, 6, 8, 9)] == [None] * 6
         assert len(made.ends) == 9
-        for items in kept:  # in another task: Trio does not like that, and says so
+        for items in kept:  # closing a generator from another task may raise in Trio
             with suppress(RuntimeError, IndexError, AssertionError, BaseExceptionGroup):
                 await items.aclose()
         await made.run(careful, lambda _: in_a_nursery())
@@ -469,7 +469,7 @@ async def test_a_scope_that_a_model_leaves_open_harms_nobody_else(
 
 
 async def test_what_a_cancelled_model_held_is_free_without_the_collector(led: bool) -> None:
-    """Memory of bodies is among it."""
+    """This includes the memory of bodies."""
 
     class Body:
         pass

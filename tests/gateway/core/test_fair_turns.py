@@ -1,4 +1,4 @@
-"""Fair turns: who asks little is answered after a bounded time, however many others keep the gateway as busy as they can."""
+"""Fair turns: a light connection waits a bounded time for answers, however many others keep the gateway busy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +58,7 @@ async def waits(
         return [(at - asked) * STEP for asked, at in zip(client.asked, answered, strict=True)]
 
 
-# of messages a few alone: each is a session, whose model has a turn of its own
+# Only 10 connections send messages: each has a session, whose model takes turns too.
 @pytest.mark.parametrize(
     ("load", "number"),
     [("resets", 1), ("resets", 30), ("late-resets", 30), ("pings", 30), ("pipelined", 30), ("messages", 10)],
@@ -90,7 +90,7 @@ class Due:
 
 async def test_heavy_connections_have_turns_also_where_light_ones_are_always_due(mock_clock: MockClock) -> None:
     async with house() as made:
-        made.tasks.leading = True  # who calls `write` here does
+        made.tasks.leading = True  # the test calls `write`, so it leads
         light = [Due(made.tasks, mock_clock, heavy=False) for _ in range(10)]
         heavy = [Due(made.tasks, mock_clock, heavy=True) for _ in range(3)]
         for _ in range(30):

@@ -1,4 +1,4 @@
-"""What a connection held is free when it is gone: at once, not when the garbage collector comes by."""
+"""The memory of a connection is free as soon as it is gone, without the garbage collector."""
 
 import gc
 import logging
@@ -169,7 +169,7 @@ async def test_no_exchange_outlives_its_connection_until_the_collector_comes(
             for _ in range(3):
                 call = await house.call(wire)
                 await house.still()
-                if behaviour is answering:  # of the silent one the client leaves while it is at work
+                if behaviour is answering:  # the silent model's client leaves during the call
                     await call.rest()
                 call.line.peer.close()
                 await house.still()

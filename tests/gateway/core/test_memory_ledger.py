@@ -1,4 +1,4 @@
-"""What is reserved of the byte budget is never less than what is held, nor much more than what has come, on every wire."""
+"""On every wire, the bytes reserved of the budget are at least those held, and not many more than those received."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Client:
 
     @property
     def least(self) -> int:
-        """What the server must hold of it."""
+        """The bytes of it that the server must hold."""
         match self.kind:
             case "events that are taken":
                 return self._arrived if 64 * KiB < self._arrived < len(self._event) else 0
@@ -112,7 +112,7 @@ class Client:
 
     @property
     def most(self) -> int:
-        """What the server may have reserved for it: what has come, what a stream takes and a step ahead."""
+        """The most that the server may have reserved for it: the bytes received, a stream's floor and a step ahead."""
         return self.sent + FLOOR + STEP + min(max(self.sent, STEP), LARGEST_STEP) + PIECE * self.pieces
 
 
@@ -217,17 +217,17 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a message that was put together has taken is never given back."""
+    """The bytes of an assembled message are never given back."""
     monkeypatch.setattr(Inbound, "assembled", lambda self: None)
 
 
 def unpaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is unread costs nothing."""
+    """Unread bytes cost nothing."""
     monkeypatch.setattr(ReceiveWindows, "pay", lambda self, window, unread: True)
 
 
 def nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is given back stays with its party."""
+    """Bytes given back to the budget are still counted for their party."""
     monkeypatch.setattr(MemoryAccount, "release", lambda self, n: self._budget.release(n))
 
 

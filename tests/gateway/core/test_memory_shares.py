@@ -1,4 +1,4 @@
-"""Who may take memory: anybody while there is plenty, above half of it nobody beyond a share, and who is ended first."""
+"""Memory: up to half of it any party may take any amount, above that only up to a share; and which party is ended first."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def accounts(limit: int, share: int, n: int) -> list[MemoryAccount]:
     return [MemoryAccount(budget, plenty=limit // 2, share=share) for _ in range(n)]
 
 
-# What the party that asks holds, what the others hold, what it asks for, and whether it gets that: of 100, of which 50
-# are plenty, with a share of 12.
+# The bytes that the asking party holds, that others hold, that it asks for, and True if it gets them. The budget has 100,
+# of which 50 are plenty; a share is 12.
 TABLE = [
-    (0, 0, 50, True),  # below half anybody may take anything
+    (0, 0, 50, True),  # below half, any party may take any amount
     (40, 0, 10, True),
-    (40, 0, 11, False),  # and above it nobody who holds a share
+    (40, 0, 11, False),  # above half, a party that holds a share gets no more
     (12, 38, 1, False),
     (11, 39, 1, True),
-    (11, 39, 30, True),  # who holds less gets what it asks for
+    (11, 39, 30, True),  # a party below its share gets all that it asks for
     (0, 50, 1, True),
     (0, 99, 1, True),
-    (0, 99, 2, False),  # where there is any
+    (0, 99, 2, False),  # unless the budget has not enough
     (12, 37, 1, True),
     (12, 38, 0, True),
     (50, 0, 1, False),

@@ -1,4 +1,4 @@
-"""Whom an exchange is counted for: its connection, the subject of its client's certificate, or its key."""
+"""The party that an exchange counts for: its connection, the subject of its client's certificate, or its key."""
 
 import gc
 

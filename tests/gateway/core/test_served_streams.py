@@ -1,4 +1,4 @@
-"""A stream of the embedder's says only afterwards that it has sent: a client that has its whole answer may have left by then."""
+"""An embedder's stream reports a send only later: by then, a client that has its whole answer may have left."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_with_its_whole_answer_has_had_it(
         call = await house.call(wire)
         _, over = await call.rest()
         assert over.how == "complete"
-        assert house.endings == {}  # the stream has not said so yet
+        assert house.endings == {}  # the stream has not yet returned from its last send
         await call.leave(how)
         await told(house)
         assert house.endings == {"complete": 1}
