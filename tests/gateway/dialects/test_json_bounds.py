@@ -1,4 +1,4 @@
-"""What a JSON body may have is the same on every route; what it takes is paid for before, and one long text is read at a time."""
+"""JSON bodies have the same bounds on every route; memory is reserved first, and long texts are read one at a time."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_prompts_of_a_bidirectional_stream_are_counted(beside: int) -> Non
             await house.still()
 
 
-# -- what is legal -----------------------------------------------------------------------------------------------------
+# -- legal bodies ------------------------------------------------------------------------------------------------------
 
 
 def bias() -> dict[str, float]:
@@ -214,7 +214,7 @@ async def test_tensors_of_more_numbers_than_values_are_answered(shape: list[int]
         assert (status, b"1200000.0" in said) == (200, True), said[:300]
 
 
-# -- what it takes -----------------------------------------------------------------------------------------------------
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

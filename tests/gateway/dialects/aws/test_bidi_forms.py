@@ -177,7 +177,7 @@ async def test_an_answer_that_ends_early_is_whole_and_then_a_reset_without_an_er
         assert house.endings == {"complete": 1}
 
 
-# -- what the head asks ------------------------------------------------------------------------------------------------
+# -- refused heads -----------------------------------------------------------------------------------------------------
 
 REFUSED = [
     ("content-type", "text/plain", "content-type"),
@@ -445,7 +445,7 @@ async def test_an_upgrade_that_breaks_the_handshake_is_refused_with_a_reason(aut
             await client.websocket(house.line("http1").transport, "/models/none/invocations-bidirectional-stream")
 
 
-# -- what a model cannot hide, and what a client cannot wait for for ever ----------------------------------------------
+# -- failures that a model cannot hide, and waits that end -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", ["bidi", "bidi-json", "bidi-literal"])

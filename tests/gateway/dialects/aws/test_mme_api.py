@@ -22,7 +22,7 @@ from tests.gateway.dialects.aws import test_mme_api as these
 from tests.gateway.promises import House, Over, Probe, at_once, serving, silent
 
 LOADS: dict[str, tuple[threading.Event, threading.Event]] = {}
-"""What the code of a model of that name sets when it is run, and what it waits for then."""
+"""By model: the event that its code sets when it runs, and the event that it then waits for."""
 CALLS: dict[str, Gate] = {}
 PATIENCE = 60.0
 MODEL = "from tests.gateway.dialects.aws.test_mme_api import spec_of_folder\nmodel = spec_of_folder(__file__)\n"
@@ -41,7 +41,7 @@ class Gate:
 
 
 def spec_of_folder(file: str) -> ModelSpec:
-    """What a model.py of these tests defines."""
+    """The spec that a model.py of these tests defines; it waits if LOADS has its name."""
     name = Path(file).parent.name
     if name in these.LOADS:
         entered, leave = these.LOADS[name]
@@ -121,7 +121,7 @@ async def use(house: House, target: str, body: bytes = b"x") -> Answer:
 
 @contextmanager
 def nothing_left(house: House) -> Iterator[None]:
-    """Whatever happens inside leaves neither a name nor a byte."""
+    """Checks at its end that the repository holds neither a name nor a byte."""
     yield
     assert (house.gateway.repository.names, house.gateway.repository.used) == ([], 0)
 

@@ -256,7 +256,7 @@ async def test_tokens_leave_one_by_one(autojump_clock: Any) -> None:
         assert await call.rest() == ([3, 4, 5], Over("complete"))
 
 
-# -- what a model may say in the head ----------------------------------------------------------------------------------
+# -- a model's headers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,14 @@ class ByHand:
 
 
 def numbers(answer: V2Answer) -> list[int]:
-    """Of the only output; none where there is none."""
+    """The numbers in the answer's outputs; empty if it has no output."""
     return [int(n) for output in answer.outputs for n in output.elements]
 
 
 async def call(
     house: House, method: str, message: bytes, *fields: tuple[bytes, bytes], line: Line | None = None, **how: Any
 ) -> bytes | Status:
-    """A unary call with this one message; the answer, which has an OK behind it, or how it has failed."""
+    """Makes a unary call with this message. Returns the answer, if the status behind it is OK, else the status."""
     made = ByHand(line or house.line("http2"), method, how.pop("service", SERVICE))
     await made.open(*fields, **how)
     await made.say(b"".join(frame((message,))))

@@ -194,7 +194,7 @@ async def test_a_head_must_not_say_that_and_no_model_is_called(field: tuple[byte
     model = Model()
     async with house_of(model) as house:
         line = house.line("http2")
-        for _ in range(2):  # what was decided of a head is not kept where it was refused
+        for _ in range(2):  # a refusal is not kept for the next call with this head
             status, fields, _ = await posted(line, INFER, [GRPC, field], body=request("m", 1))
             assert (status, fields[b"grpc-status"]) == (200, code)
             assert says in fields[b"grpc-message"]
@@ -459,7 +459,7 @@ async def text(part: Part) -> bytes:
 
 
 def declared(model: Model) -> ModelSpec:
-    """The same, with what it takes and gives."""
+    """The model, with its input and output declared."""
     x = TensorSpec(name="x", datatype="INT64", shape=(-1,))
     return model.spec("declared", inputs=[x], outputs=[TensorSpec(name="y", datatype="INT64", shape=(-1,))])
 

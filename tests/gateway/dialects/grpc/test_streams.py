@@ -29,8 +29,8 @@ SEND_BUFFER, WINDOW = LimitsConfig().send_buffer, HTTP2Config().initial_window
 
 
 class Told:
-    """A model of tensors that answers when the test says so, to each request by the first of its numbers: `say` gives it what
-    to answer, and `over` ends its request."""
+    """A model of tensors whose answers the test gives. The first number of a request names it: `say` gives its next answer,
+    and `over` ends it."""
 
     def __init__(self) -> None:
         self._lines: dict[int, tuple[Any, Any]] = {}
@@ -100,7 +100,7 @@ async def test_three_models_speak_in_turn_on_one_stream() -> None:
             found = await call.response()
             assert (found.answer.id, found.answer.model_name) == (f"of {name}", name)
             assert [int(n) for n in found.answer["y"].elements] == [answer]
-            assert found.final is (model is c)  # what is decoupled may go on
+            assert found.final is (model is c)  # a decoupled request may go on
         await call.end()
         a.over(1)
         b.over(1)
@@ -235,12 +235,12 @@ async def test_requests_may_be_compressed() -> None:
         assert [await call.told() for _ in range(6)] == [("", [2 * n]) for n in (0, 10, 1, 11, 2, 12)]
         await house.still()
         (exchange,) = house.gateway.observer.live
-        assert exchange.held == 0  # what a message became is paid for until it is answered, not until the stream is over
+        assert exchange.held == 0  # a request is paid for until its answer, not until the end of the stream
         await call.end()
         assert await call.rest() == ([], OK)
 
 
-# -- what goes wrong with one request ----------------------------------------------------------------------------------
+# -- errors of one request ---------------------------------------------------------------------------------------------
 
 
 async def text(part: Part) -> bytes:
@@ -471,7 +471,7 @@ SET = ContextVar("set", default=0)
 
 
 async def setting(session: Session[InferRequest, InferResponse]) -> None:
-    """What it finds in a variable of the context, which it sets; waits at odd numbers."""
+    """Sets a context variable, and answers with the value that it found there; waits at odd numbers."""
     x = (await session.receive())["x"]
     found = SET.get()
     SET.set(int(x[0]))
@@ -531,7 +531,7 @@ async def test_a_scope_that_a_model_has_left_open_cancels_no_other_request(
         assert house.endings == {"complete": 1}
 
 
-# -- what ends the stream ----------------------------------------------------------------------------------------------
+# -- errors that end the stream ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -701,7 +701,7 @@ async def test_a_client_that_does_not_read_stops_each_of_its_models_within_the_b
         heard = Counter[str]()
         for _ in range(said + 400):
             heard[(await call.response()).answer.model_name] += 1
-        assert min(heard.values()) > 20  # who speaks most waits for the others
+        assert min(heard.values()) > 20  # a model that sends more waits for the others
         await call.leave()
         await house.still()
         assert not any(probe.live for probe in probes)

@@ -177,7 +177,7 @@ async def until_end(line: Any) -> AsyncIterator[Any]:
 async def test_each_prompt_ends_as_its_model_says_or_at_its_last_token(config: Config, autojump_clock: Any) -> None:
     async def various(session: Session[Prompt, Any]) -> None:
         prompt = await session.receive()
-        await session.send(Token(text="prompt", prefill=True))  # there is no place for it
+        await session.send(Token(text="prompt", prefill=True))  # the answer has no field for it
         await session.send(Token(text="a"))
         if prompt.text == "finish":
             await session.send(Finish(reason=FinishReason.EOS_TOKEN))
@@ -208,7 +208,7 @@ async def test_a_model_that_makes_nothing_makes_empty_texts(config: Config, auto
         assert body == b"" or json.loads(body) == [{"generated_text": ""}] * 2
 
 
-# -- what is wrong with a request --------------------------------------------------------------------------------------
+# -- invalid requests --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ async def test_a_client_that_does_not_read_stops_every_prompt_within_the_bound(k
         await line.send(*house.posted(stream, "/predictions/m", json.dumps(asked).encode()))
         await house.still()
         stopped = sent
-        assert 64 <= stopped <= 110  # of the send buffer's 64 KiB and the transport's 32
+        assert 64 <= stopped <= 110  # bounded by the send buffer (64 KiB) and the transport (32 KiB)
         await trio.sleep(20)
         assert sent == stopped
         line.peer.close()

@@ -1,4 +1,4 @@
-"""Models with formatters of their own, through the whole gateway: what they see, what they write, and what goes wrong."""
+"""Models with formatters of their own, through the whole gateway: their input, their output and their errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.gateway.promises import serving as serving_here
 
 SECRET = "the author's own business"
 LINES = "<Deep \n Léarning\n >\n"
-"""What `marks` makes of the two words and the end of the sequence."""
+"""The output of `marks` for the two words and the end of the sequence."""
 
 
 _in_processes = False
@@ -143,7 +143,7 @@ async def test_an_input_formatter_reads_the_body_whatever_it_is(route: str) -> N
         assert house.endings == {"complete": 1}
 
 
-# -- what they see -----------------------------------------------------------------------------------------------------
+# -- input of formatters -----------------------------------------------------------------------------------------------
 
 
 async def test_an_input_formatter_sees_the_request_and_how_the_model_is_served() -> None:
@@ -330,11 +330,11 @@ async def test_chats_and_other_wires_are_not_formatted(autojump_clock: Any) -> N
         assert json.loads(body)["text_output"] == "Deep Léarning"
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def raising(error: BaseException, after: int = 0) -> Callable[..., Any]:
-    """A formatter that raises when it has been called so many times."""
+    """A formatter that raises after `after` calls."""
     calls = iter(range(100))
 
     def formatter(*_: Any, **__: Any) -> Any:

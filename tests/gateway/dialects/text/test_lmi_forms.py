@@ -295,7 +295,7 @@ def parameters_in(house: House, path: str, asked: dict[str, Any]) -> Any:
 
 
 async def tells(prompt: Prompt) -> AsyncIterator[str]:
-    """What it is asked for."""
+    """Answers with the parameters of its prompt."""
     p = prompt.parameters
     yield f"{p.do_sample} {p.temperature:g} {p.top_k} {p.top_p:g} {p.max_new_tokens} {dict(p.extra)}"
 

@@ -32,7 +32,7 @@ SAID = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.fixture(autouse=True)
 def a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers call the time of their creation."""
+    """Fixes the time of creation that answers carry."""
     monkeypatch.setattr("gateway.dialects.text.openai.time", SimpleNamespace(time=lambda: 1_700_000_000.9))
 
 
@@ -229,11 +229,11 @@ async def test_choices_of_a_stream_are_told_apart_by_their_index(autojump_clock:
         assert texts_in(events_in(body)) == dict.fromkeys(range(2), "Deep Léarning")
 
 
-# -- what the model is asked -------------------------------------------------------------------------------------------
+# -- prompts and parameters --------------------------------------------------------------------------------------------
 
 
 async def repeats(prompt: Prompt) -> AsyncIterator[str]:
-    """Its prompt, and how much it may say."""
+    """Answers with its prompt, its `max_new_tokens` and its `do_sample`."""
     yield f"{prompt.text}|{prompt.parameters.max_new_tokens}|{prompt.parameters.do_sample}"
 
 
@@ -260,7 +260,7 @@ class Templated:
 
 
 class TemplatedOfPrompts:
-    """The same, called with a prompt."""
+    """A model with a template of its own, called with a prompt."""
 
     @staticmethod
     def chat_template(messages: Sequence[ChatMessage]) -> str:
@@ -530,7 +530,7 @@ async def test_a_count_that_is_none_is_the_models_mistake(count: Any, stream: bo
             assert house.endings == {"model-error": 1}
 
 
-# -- who waits for whom ------------------------------------------------------------------------------------------------
+# -- work beside the loop ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -615,7 +615,7 @@ async def test_a_model_of_parts_chats(autojump_clock: Any) -> None:
         assert json.loads(body)["choices"][0]["message"]["content"] == "USER: HI\nASSISTANT:"
 
 
-# -- what is wrong with a request --------------------------------------------------------------------------------------
+# -- invalid requests --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -813,7 +813,7 @@ async def test_a_client_that_does_not_read_stops_its_model_within_the_bound(
         await line.send(*house.posted(stream, path, json.dumps(asked).encode()))
         await house.still()
         stopped = sent
-        assert 45 <= stopped <= 110  # of the send buffer's 64 KiB and the transport's 32
+        assert 45 <= stopped <= 110  # bounded by the send buffer (64 KiB) and the transport (32 KiB)
         await trio.sleep(20)
         assert sent == stopped
         line.peer.close()

@@ -179,7 +179,7 @@ async def test_unloading_closes_every_sequence() -> None:
 
 
 def direct(number: int) -> list[Token]:
-    """What it says to a prompt alone."""
+    """The model's tokens for one prompt without a batch."""
     model = MODEL
     (sequence,) = model.open(Prompt(text=f"Return the {number}", parameters=GenerationParameters(**parameters(number))))
     while sequence.pending:

@@ -33,7 +33,7 @@ def shouted(words: Sequence[str] = WORDS) -> str:
     return "".join(f"{word.upper()} " for word in words)
 
 
-# -- models: none looks at `max_new_tokens`, but those that say so ----------------------------------------------------------
+# -- models; they ignore `max_new_tokens` unless a docstring says otherwise -------------------------------------------------
 
 
 async def shout(prompt: Prompt) -> AsyncIterator[str]:
@@ -75,7 +75,7 @@ async def stubborn(session: Session[Prompt, Token]) -> None:
 
 
 async def finishing(session: Session[Prompt, Token | Finish]) -> None:
-    """It stops at the number by itself, and then says so."""
+    """Stops at `max_new_tokens` by itself, then sends a Finish."""
     async for prompt in session:
         for word in prompt.text.split()[: prompt.parameters.max_new_tokens]:
             await session.send(Token(text=word.upper() + " "))
@@ -83,7 +83,7 @@ async def finishing(session: Session[Prompt, Token | Finish]) -> None:
 
 
 async def late(session: Session[Prompt, Token | Finish]) -> None:
-    """It ends its answer itself, after more than was asked for."""
+    """Ends its answer itself, after more words than `max_new_tokens`."""
     async for prompt in session:
         for word in prompt.text.split():
             await session.send(Token(text=word.upper() + " "))
@@ -539,7 +539,7 @@ async def test_a_token_of_a_sequence_that_nobody_asked_for_is_the_models_error(w
         assert house.endings == {"model-error": 1}
 
 
-# -- what came, for people to read: -s -k table ------------------------------------------------------------------------
+# -- a table for people to read: -s -k table ---------------------------------------------------------------------------
 
 
 async def test_table_of_what_came_of_readmes_model_on_every_wire() -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong with a text call, in the words of each form: before its head as a status, after it in band and whole."""
+"""Errors of a text call, in the words of each form: a status before its head, a whole message in the answer after it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Form:
     path: str = "/predictions/m"
     configured: Mapping[str, Any] = field(default_factory=dict)
     event: Callable[[bytes], bytes | None] | None = None
-    """Of a stream: what is framed in its last piece, None where it is not whole."""
+    """For a stream: returns the content of its last piece, None if that is incomplete."""
 
     @property
     def config(self) -> Config:
@@ -153,7 +153,7 @@ async def answered(line: Line, stream: int = 1) -> tuple[int, dict[str, str], by
 
 
 def whole(line: Line) -> bool:
-    """Whether the last byte that a client of HTTP/1.1 has read ends its chunked body."""
+    """True if the last byte that an HTTP/1.1 client has read ends its chunked body."""
     return line.transport.read.endswith(b"\r\n0\r\n\r\n")
 
 
@@ -161,7 +161,7 @@ def whole(line: Line) -> bool:
 
 
 class Fails:
-    """Says so many tokens, then raises, or waits for ever where there is nothing to raise."""
+    """Sends `after` tokens, then raises `error`, or waits for ever if that is None."""
 
     def __init__(self, after: int, error: BaseException | None = None) -> None:
         self.after, self.error, self.live = after, error, 0
@@ -577,7 +577,7 @@ async def test_one_that_leaves_the_queue_for_a_slot_takes_none(name: str, autoju
         first.peer.close()
 
 
-# -- what is known before anybody asks --------------------------------------------------------------------------------
+# -- refusals before a model is asked ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/predictions/m", "/invocations", "/models/m/invoke"])

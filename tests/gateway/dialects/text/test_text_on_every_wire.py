@@ -33,7 +33,7 @@ def model() -> LanguageModel:
 
 @cache
 def expected(prompt: str = PROMPT) -> tuple[Token, ...]:
-    """What the model says, asked directly."""
+    """The model's tokens, asked directly."""
     parameters = GenerationParameters(max_new_tokens=LENGTH, **SAMPLED)
     return tuple(model().generate(model().encode(prompt), parameters))
 
@@ -44,7 +44,7 @@ def text_of(prompt: str = PROMPT) -> str:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a wire has carried, each None where the wire has no place for it."""
+    """The fields of an answer that a wire carried, each None if the wire has no place for it."""
 
     text: str
     pieces: list[str] | None = None

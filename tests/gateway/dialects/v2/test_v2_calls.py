@@ -1,4 +1,4 @@
-"""What a model sees of a v2 call, over the whole path."""
+"""A v2 call as a model sees it, over the whole path."""
 
 import gzip
 import json
@@ -184,7 +184,7 @@ async def test_a_request_with_the_head_of_the_one_before_is_looked_at_anew_where
 
         coded = gzip.compress(body, mtime=0)
         assert [await status(n, coded, (b"content-encoding", b"gzip")) for n in (1, 2, 3)] == [200] * 3
-        damaged = coded[:-8] + b"\0" * 8  # of the same length: the head is the same, byte for byte
+        damaged = coded[:-8] + b"\0" * 8  # its length is unchanged, so the head is too, byte for byte
         assert await status(4, damaged, (b"content-encoding", b"gzip")) == 400
         assert [await status(n, body, path="?a=1") for n in (5, 6)] == [200] * 2
         assert seer.call.query == "a=1"

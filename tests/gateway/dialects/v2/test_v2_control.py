@@ -338,7 +338,7 @@ async def test_a_drain_takes_what_is_on_its_way_with_it(autojump_clock: Any) -> 
         assert loader.diary[-2:] == ["unload", "unloaded"]
 
 
-# -- what each state is called
+# -- names of states
 
 STANDINGS_OF = {state: (standing.value, reason) for state, (standing, reason) in STANDINGS.items()}
 TABLE = [
@@ -568,7 +568,7 @@ def test_a_hole_in_what_is_logged_is_refused() -> None:
         _changed(LogChange(log_info=True, log_error=False), logging.INFO)
 
 
-# -- what there is not
+# -- unsupported calls
 
 
 @pytest.mark.parametrize("kind", ["system", "cuda"])

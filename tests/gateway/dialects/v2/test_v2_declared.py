@@ -1,4 +1,4 @@
-"""What a model declares, by its annotations or itself, as a v2 client meets it: metadata, config, refusals, parameters."""
+"""Tensors that a model declares, by annotations or attributes, to a v2 client: metadata, config, refusals, parameters."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ async def test_a_session_is_one_slot_and_waits_for_it_before_it_is_accepted(auto
 
 
 async def upgrade(house: House, path: str = "/v2/models/m/infer", **changed: str) -> tuple[int, dict[bytes, bytes], bytes]:
-    """What a handshake is answered with that is not accepted."""
+    """The answer to a handshake that the gateway refuses."""
     line = house.line("http1")
     headers = dict(request_headers(bytes(16))) | {k.replace("_", "-").encode(): v.encode() for k, v in changed.items()}
     await line.send(raw(1, b"GET", path, headers=list(headers.items()), upgrade=b"websocket"))

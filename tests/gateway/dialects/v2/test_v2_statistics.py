@@ -30,7 +30,7 @@ def wanted(*numbers: float, name: str = "x", **request: Any) -> bytes:
 
 
 async def stats(house: House, of: str = "/probe") -> Any:
-    """What /stats says of the one model that it is asked for."""
+    """The /stats document of one model."""
     status, headers, body = await house.ask(f"/v2/models{of}/stats", None, method=b"GET")
     assert (status, headers["content-type"]) == (200, "application/json")
     (told,) = json.loads(body)["model_stats"]
@@ -248,7 +248,7 @@ async def test_binary_tensors_are_views_of_the_bytes_received_and_json_is_conver
         assert status == 200
         then = (await stats(house))["transfer"]
         assert then["received_bytes"] == told["received_bytes"] + len(head) + len(data)
-        # what did not land in its place at once, and no more: the tensor is a view
+        # only bytes that did not land in place are copied: the tensor is a view
         assert then["copied_bytes"] - told["copied_bytes"] < 2 * (len(head) + len(data))
 
 

@@ -3,8 +3,8 @@
     python -m tests.gateway.dialects.v2.v2_grammar --bodies 100000 --seed 7
     python -m tests.gateway.dialects.v2.v2_grammar --seed 7 --body 4711 --level server
 
-Whatever is sent, the answer is the one that is due: what the identity model makes of a valid request, and else a refusal
-that names what is wrong. One connection takes all of them, so that each also shows that the one before left it usable.
+The answer to a valid request must be what the identity model makes of it; any other request must get a refusal that names
+the mistake. One connection takes all of them, so that each also shows that the one before left it usable.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Sending:
 
     @property
     def may_close(self) -> bool:
-        """Whether it is refused by its head, while much of its body is still on the way: then HTTP/1.1 has to close."""
+        """True if the head is refused while much of the body is on the way: HTTP/1.1 must then close."""
         return self.case.kind in (*BY_THE_HEAD, "noise") and sum(map(len, self.pieces)) > 16_384
 
 
@@ -73,17 +73,17 @@ def table(seed: int) -> list[Model]:
 
 
 def choices_of(seed: int, body: int) -> Choices:
-    """What the body of that number is made of."""
+    """The choices that the body of this number is made of."""
     return Choices(random.Random(f"{seed} {body}").randbytes(CHOICES))
 
 
 def tensors_of(model: Model) -> str:
-    """What the model declares, for `declared`."""
+    """The model's declarations as JSON, for `declared`."""
     said = asdict(model)
     return json.dumps({key: said[key] for key in ("inputs", "outputs", "max_batch_size")}).replace("\x7f", "\\u007f")
 
 
-# What HTTP adds
+# The HTTP request around a body
 
 BY_THE_HEAD = ("a header that is no number", "two headers that differ", "another model", "an unknown coding")
 TYPES = (
@@ -171,7 +171,7 @@ def check_answer(sending: Sending, answered: Answered, *, closes: bool) -> None:
 
 
 class _Errors(logging.Handler):
-    """What the gateway logs as an error of its own."""
+    """Collects the errors that the gateway logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
