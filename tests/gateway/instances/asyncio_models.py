@@ -181,13 +181,13 @@ async def counting() -> AsyncIterator[RollingBatch[Counted]]:
         yield batch
 
 
-# -- what becomes of them --------------------------------------------------------------------------------------------------
+# -- models that end, fail or wait -----------------------------------------------------------------------------------------
 
 _session: contextvars.ContextVar[str] = contextvars.ContextVar("session", default="nobody")
 
 
 class Doomed:
-    """Says `pid`, then does what the prompt says after its first word; `before` it does so before its first token."""
+    """Sends its pid, then acts as the prompt says after its first word. If that is `before`, it does not send its pid."""
 
     def __init__(self, diary: str = "") -> None:
         self._diary = diary
@@ -201,7 +201,7 @@ class Doomed:
         try:
             if when != "before":
                 await session.send(Token(text=str(os.getpid())))
-            await asyncio.sleep(0.02)  # what it has said is on its way
+            await asyncio.sleep(0.02)  # the tokens sent so far leave
             await self._do(what)
             await session.send(Token(text=" done"))
         finally:

@@ -1,4 +1,4 @@
-"""What the processes of these tests do: `python -m tests.gateway.instances.child DESCRIPTOR PID NAME` does what NAME says."""
+"""The processes of these tests: `python -m tests.gateway.instances.child DESCRIPTOR PID NAME` does what NAME says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def echo(peer: socket.socket) -> None:
 
 
 def tell(peer: socket.socket) -> None:
-    """What it knows of itself: parent, group, session, the target of its stdin, its instance."""
+    """Sends its parent, group, session, the target of its stdin and its instance."""
     known = [os.getppid(), os.getpgid(0), os.getsid(0), os.readlink("/proc/self/fd/0"), os.environ["EVERYWIRE_INSTANCE"]]
     peer.sendall("\n".join(map(str, known)).encode())
 

@@ -140,13 +140,13 @@ async def counting() -> AsyncIterator[RollingBatch[Counted]]:
         yield batch
 
 
-# -- what they see ---------------------------------------------------------------------------------------------------------
+# -- the process that a model sees -----------------------------------------------------------------------------------------
 
 SEEN = ("EVERYWIRE_INSTANCE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OF_OURS", "EVERYWIRE_SECRET")
 
 
 async def seen(prompt: str) -> AsyncIterator[str]:
-    """What its process has of some variables, and the process."""
+    """Its process id, and the values of SEEN in its environment."""
     yield " ".join([str(os.getpid()), *(os.environ.get(name, "-") for name in SEEN)])
 
 
@@ -162,7 +162,7 @@ async def telling(prompt: str) -> AsyncIterator[str]:
     yield "told"
 
 
-# -- what becomes of them --------------------------------------------------------------------------------------------------
+# -- models that end, fail or wait -----------------------------------------------------------------------------------------
 
 
 def write(diary: str, line: str) -> None:
@@ -212,7 +212,7 @@ class Killed:
 
 
 class Doomed:
-    """Says `pid`, then does what the prompt says after its first word; `before` it does so before its first token."""
+    """Sends its pid, then acts as the prompt says after its first word. If that is `before`, it does not send its pid."""
 
     def __init__(self, diary: str = "") -> None:
         self._diary, self._kept = diary, list[bytes]()
@@ -233,7 +233,7 @@ class Doomed:
             write(self._diary, f"finally {os.getpid()}")
 
     async def _do(self, what: str) -> None:
-        await trio.sleep(0.02)  # what it has said is on its way
+        await trio.sleep(0.02)  # the tokens sent so far leave
         match what.split():
             case ["segv"]:
                 faulthandler._sigsegv()  # type: ignore[attr-defined]
@@ -413,7 +413,7 @@ class Remembering:
 
 
 async def unfit(prompt: str) -> AsyncIterator[Any]:
-    """Tokens that are none, of which each is to be the end of its own session."""
+    """Yields a token that is invalid in the way the prompt names. It must end its own session alone."""
     match prompt:
         case "id":
             yield Token(text="x", id=None)  # type: ignore[arg-type]
@@ -439,7 +439,7 @@ async def brief(session: Session[Part, Part]) -> None:
 
 
 async def beheaded(session: Session[Part, Part]) -> None:
-    """Its head is none."""
+    """Its head is invalid."""
     session.reply["content-type"] = 7  # type: ignore[assignment]
     await session.send(Part(data=b"x"))
 

@@ -1,4 +1,4 @@
-"""Both sides of an instance by hand: one that says and hears messages, a process that is none, and a client."""
+"""Both sides of an instance by hand: one that sends and receives messages, a stand-in for a process, and a client."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def shared(size: int, also: Arena | None = None) -> Iterator[tuple[SharedMemory,
 
 
 class NoProcess:
-    """What an Instance takes for a process: it ends when it is told to."""
+    """A stand-in for the process of an Instance: it ends when it is told to."""
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
         self.plan = ProcessPlan(name="m", number=0)
@@ -211,7 +211,7 @@ class Exchange:
 
 
 class Client:
-    """What a session stands on: it says some messages, and takes what it is told."""
+    """The client of a session: it sends some messages, and records what it receives."""
 
     complete = False
 

@@ -333,11 +333,11 @@ async def test_no_more_steps_run_at_once_than_may_and_those_that_wait_come_in_tu
         await run_step(lambda: step(number))
         await session.send(part(number))
 
-    async with child(model) as side:  # which may have 4
+    async with child(model) as side:  # runs at most 4 steps at once
         for number in range(8):
             await side.say(opened(number + 1, path=str(number)))
             await answers(side)
-        await side.say(Cancel(6))  # whose step, number 5, waits
+        await side.say(Cancel(6))  # its step, number 5, still waits
         assert await side.hear() == cancelled(6)
         with trio.fail_after(PATIENCE):
             while len(running) < 4:  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""What every place that a model runs at has to do: a process of this machine, and one that is played in memory."""
+"""The contract of every place that a model runs at: a process of this machine, and a stand-in in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's process finds in its environment, and where its crash was, by what it wrote."""
+"""The environment of a model's process, and the line of its crash, found in its output."""
 
 from __future__ import annotations
 

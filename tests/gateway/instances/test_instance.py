@@ -349,7 +349,7 @@ async def test_what_it_had_said_before_is_heard(autojump_clock: MockClock) -> No
     async with instance() as house:
         one, _ = await begun(house)
         other, _ = await begun(house)
-        house.process.end(Exit(signal=9), hang_up=False)  # of which the kernel tells first
+        house.process.end(Exit(signal=9), hang_up=False)  # the kernel reports this before the messages are read
         await wait_all_tasks_blocked()
         await house.side.give(1, part())
         await house.side.say(Ended(1), PartSaid(2, b"a", False, True))
@@ -457,7 +457,7 @@ async def test_but_not_where_it_has_ended_by_itself(autojump_clock: MockClock) -
         assert str(await house.end()) == "its process ended (exit status 3)"
 
 
-# -- what it may not say ---------------------------------------------------------------------------------------------------
+# -- messages that a process must not send ---------------------------------------------------------------------------------
 
 
 BROKEN: dict[str, list[Message]] = {
@@ -586,7 +586,7 @@ async def test_a_question_is_lost_with_the_process(autojump_clock: MockClock) ->
     assert [type(error) for error in found] == [WorkerLost, WorkerLost]
 
 
-# -- what is stuck ---------------------------------------------------------------------------------------------------------
+# -- stuck processes -------------------------------------------------------------------------------------------------------
 
 
 class Told(Place):

@@ -1,4 +1,4 @@
-"""What is left of very many sessions in a process, and of a gateway that is killed amid them: nothing."""
+"""Nothing is left of very many sessions in a process, nor of a gateway that is killed amid them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.programs
 MiB = 1024 * 1024
 ROUND = 5_000
 GROWS = 4 * MiB
-"""What a heap may have more of after five thousand sessions: a leak of a kilobyte a session is more."""
+"""The most bytes that a heap may grow by in ROUND sessions: a leak of 1 KiB a session exceeds it."""
 
 
 def resident(pid: int) -> int:
@@ -45,7 +45,7 @@ def descriptors_of(pid: int) -> int:
 
 
 async def many(memory: MemoryGateway, count: int) -> None:
-    """So many sessions, twenty at once: whole ones, and ones whose client leaves amid them."""
+    """Runs `count` sessions, twenty at once: whole ones, and ones whose client leaves amid them."""
     left = iter(range(count))
 
     async def some() -> None:

@@ -1,4 +1,4 @@
-"""Shared memory: no byte is anybody else's while somebody looks at it, all of it comes back, and who waits for it goes on."""
+"""Shared memory: a byte in use is never given to another, all of it comes back, and a waiting task goes on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_taken_overlaps_nothing_and_all_that_is_released_is_one_again(st
             dirty -= given
     for start in taken:
         ranges.release(start)
-    for _ in range(2):  # what was used since the last look stays warm until the next
+    for _ in range(2):  # ranges used since the last look stay warm until the next one
         while (idle := ranges.idle(3 * PAGE)) is not None:
             dirty -= set(range(idle[0] // PAGE, idle[1] // PAGE))
     assert not dirty

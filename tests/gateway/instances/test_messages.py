@@ -1,4 +1,4 @@
-"""Messages between a gateway and an instance: each arrives as it was, and what is none is a ValueError."""
+"""Messages between a gateway and an instance: each arrives as it was, and an invalid one is a ValueError."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_the_largest_message_may_come_after_others(monkeypatch: pytest.MonkeyPat
     assert len(fed(frame)) == 2
 
 
-# -- what is none ----------------------------------------------------------------------------------------------------------
+# -- invalid messages ------------------------------------------------------------------------------------------------------
 
 
 def refused(data: bytes) -> None:
@@ -298,7 +298,7 @@ def test_a_message_of_a_session_that_carries_none_is_one(said: Any) -> None:
 
 
 def crossed(message: Any) -> Any:
-    """What arrives of a message of a model, for which both sides count the same."""
+    """A model's message as it arrives. Both sides must count the same size for it."""
     item, size = item_of(3, message)
     (frame,) = frames_of([encoded(item)])
     (found,) = fed(frame)

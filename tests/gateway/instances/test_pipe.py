@@ -473,7 +473,7 @@ async def test_what_cannot_be_sent_is_the_error_of_its_session_alone(message: An
         if type(message) in MESSAGES:
             with pytest.raises((TypeError, ValueError, OverflowError)):
                 ours.lines[0].try_send(message)
-        else:  # what a model gives in place of a message
+        else:  # a value that a model sends in place of a message
             assert not ours.lines[0].try_send(message)
         with pytest.raises((TypeError, ValueError, OverflowError)):
             await ours.lines[0].send(message)

@@ -53,12 +53,12 @@ def there(attribute: str, *, instances: int = 1, process: dict[str, Any] | None 
 
 
 def here(attribute: str, **settings: Any) -> ModelConfig:
-    """The same in the gateway's own."""
+    """A model of `process_models`, in the gateway's own process."""
     return ModelConfig(factory=f"{MODELS}:{attribute}", restart=settings.pop("restart", QUICK), **settings)
 
 
 async def until(true: Callable[[], Any]) -> Any:
-    """Waits for what nothing tells of."""
+    """Waits until `true` returns a true value, and returns it. Fails after PATIENCE seconds."""
     with trio.fail_after(PATIENCE):
         while not (found := true()):  # noqa: ASYNC110
             await trio.sleep(0.005)
@@ -83,7 +83,7 @@ def state_of(pid: int) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: a zombie does not."""
+    """True if the process runs; a zombie does not."""
     return state_of(pid) not in ("", "Z", "X")
 
 
@@ -110,7 +110,7 @@ async def serving(config: Config | None = None, *, capacity: int = 65536, **mode
 
 
 def pids(memory: MemoryGateway, name: str = "m") -> list[int]:
-    """Of the model's processes that take sessions."""
+    """The ids of the model's processes that take sessions."""
     return [one.pid for one in status(memory, name).instances if one.state == "ready"]
 
 
@@ -119,7 +119,7 @@ def status(memory: MemoryGateway, name: str = "m") -> Any:
 
 
 async def ready(memory: MemoryGateway, instances: int = 1, name: str = "m", *, but: Any = ()) -> list[int]:
-    """Waits until so many instances take sessions, none of them one of these."""
+    """Waits until `instances` processes take sessions, none of them in `but`. Returns their ids."""
     found: list[int] = await until(lambda: len(now := pids(memory, name)) == instances and not {*now} & {*but} and now)
     return found
 
@@ -146,7 +146,7 @@ async def begin(memory: MemoryGateway, prompt: str, model: str = "m", wire: str 
 
 
 class Diary:
-    """What models have written."""
+    """The lines that models have written to a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,7 +156,7 @@ class Diary:
         return self.path.read_text().splitlines() if self.path.exists() else []
 
     async def says(self, word: str, times: int = 1) -> list[str]:
-        """Waits for so many lines with this first word; what follows it."""
+        """Waits for `times` lines with this first word. Returns the rest of each."""
 
         def found() -> list[str] | None:
             rest = [line.partition(" ")[2] for line in self.lines if line.split()[0] == word]
@@ -812,7 +812,7 @@ async def test_tensors_of_16_mib_there_and_back_and_300_sessions_at_once() -> No
                 nursery.start_soon(twenty)
 
 
-# -- where a session goes --------------------------------------------------------------------------------------------------
+# -- the process of a session ----------------------------------------------------------------------------------------------
 
 
 async def in_sequence(memory: MemoryGateway, number: int | str, value: float, **marks: bool) -> Any:
@@ -1058,7 +1058,7 @@ async def test_sigkill_of_the_gateway_leaves_no_process(moment: str, diary: Diar
         await until(lambda: not any(alive(int(one)) for one in started))
 
 
-# -- what cannot be served -------------------------------------------------------------------------------------------------
+# -- models that cannot be served ------------------------------------------------------------------------------------------
 
 WRONG = {
     "missing": ("", "nowhere:answer", "cannot import 'nowhere'"),
@@ -1089,7 +1089,7 @@ def test_what_cannot_be_imported_is_one_line(wrong: str, tmp_path: Path, monkeyp
     assert "\n" not in text
     until = time.monotonic() + PATIENCE
     while not (children() <= before and descriptors() <= files) and time.monotonic() < until:
-        time.sleep(0.01)  # what is killed dies when it comes to it
+        time.sleep(0.01)  # a killed process takes a moment to die
     assert children() <= before
     assert descriptors() <= files
 

@@ -53,7 +53,7 @@ async def until(so: Callable[[], bool]) -> None:
 
 
 def is_there(pid: int) -> bool:
-    """Whether it is, as a zombie too."""
+    """True if the process exists, even as a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -263,7 +263,7 @@ async def test_fifty_starts_leave_nothing() -> None:
     assert not any(map(is_there, pids))
 
 
-# -- what it says --------------------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------------------------
 
 
 async def test_output_comes_line_by_line() -> None:

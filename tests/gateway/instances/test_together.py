@@ -134,7 +134,7 @@ def test_each_session_has_one_ending_and_leaves_nothing(seed: int, count: int, d
     trio.run(lambda: story(random.Random(seed), count, dies=dies), clock=MockClock(autojump_threshold=0))
 
 
-# -- what a process may say that it must not ---------------------------------------------------------------------------
+# -- invalid messages of a process -------------------------------------------------------------------------------------
 
 GOOD: list[Message] = [
     Head(1, {"a": "b"}, True), Credit(1, 1, 1), PartSaid(1, b"data", False, True), PromptTokens(2, 3), Head(2, {}, False),
@@ -142,7 +142,7 @@ GOOD: list[Message] = [
     Tensors(1, [Array("y", "INT32", (1,), bytes(4), {}, ())], "", {}, None, True), Log("app", 20, "text", ""),
     Returned(7, None, None), Ended(1, "error", "no", "No", 400),
 ]  # fmt: skip
-"""What a process may say of two sessions that are open, and have each sent a message."""
+"""Messages that a process may send for two open sessions, each of which has sent a message."""
 FRAMES = [b"".join(frames_of([encoded(message)])) for message in GOOD]
 
 
