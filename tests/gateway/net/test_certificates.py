@@ -224,7 +224,7 @@ def shake(server_side: ssl.SSLContext, client_side: ssl.SSLContext, name: str = 
 
 
 def handshake(made: DevelopmentCertificate, *, name: str = "localhost") -> tuple[Side, Side]:
-    """The clock of OpenSSL is the real one, so the validity of a certificate of NOW is not looked at here."""
+    """Shakes hands without a check of times: OpenSSL uses the real clock, and the certificate was made at NOW."""
     client = client_context(made.ca)
     client.verify_flags |= ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME
     return shake(server_context(TLSConfig(cert=str(made.cert), key=str(made.key))), client, name)
@@ -341,7 +341,7 @@ def test_renegotiation_and_compression_are_off(made: DevelopmentCertificate) -> 
     assert options & ssl.OP_NO_COMPRESSION
 
 
-# ---- what is wrong with the files ----
+# ---- errors in the files ----
 
 
 def complaint(cert: Path | str, key: Path | str) -> str:

@@ -1,4 +1,4 @@
-"""The poller over the kernel's sockets, which one descriptor after the other has: nobody is told of another's."""
+"""The poller over real sockets that take one descriptor after another: no connection is told of another's events."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ async def test_a_model_that_gives_up_a_generator_inside_of_a_timeout_is_answered
                 await trio.sleep(0.011)
 
 
-# -- what is not so yet ----------------------------------------------------------------------------------------------------
+# -- turns, cancellation and errors ----------------------------------------------------------------------------------------
 
 
 class Due:
@@ -355,7 +355,7 @@ async def test_a_connection_that_is_due_again_and_again_does_not_keep_others_fro
 
 
 async def test_a_connection_that_is_accepted_as_the_server_is_cancelled_is_closed() -> None:
-    for _ in range(10):  # whoever comes first is Trio's dice
+    for _ in range(10):  # Trio chooses at random which task runs first
         ours, theirs = tcp_pair()
         theirs.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         await trio.lowlevel.wait_readable(ours)

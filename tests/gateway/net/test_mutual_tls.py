@@ -1,4 +1,4 @@
-"""Clients show certificates: who shows a right one is known to the model, and who does not is refused alone."""
+"""Client certificates: the model knows a client with a valid one, and a client without is refused alone."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def test_curl_shows_its_certificate(ca: Authority, server: Pair, batch: Pa
         assert b"certificate required" in alone.stderr
 
 
-# ---- what is wrong with the files ----
+# ---- errors in the files ----
 
 
 def test_a_file_of_authorities_that_is_none_is_named(ca: Authority, server: Pair, tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ async def test_only_a_proxy_that_is_listed_is_believed(autojump_clock: Any, capl
 
 
 async def test_a_name_of_any_bytes_is_told_in_characters(autojump_clock: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever binds a Unix socket chooses its name: no line feed of it begins a line of a log, and JSON can hold it."""
+    """A client chooses the name of its Unix socket: a line feed in it must not begin a log line, and JSON must hold it."""
     name = b"/run/\xff\n\x1b[31m"
     unix = SIGNATURE_2 + struct.pack("!BBH", 0x21, 0x31, 216) + name.ljust(108, b"\0") + bytes(108)
     async with proxied() as house:
@@ -422,7 +422,7 @@ async def test_as_an_asgi_application_it_believes_the_same(
     assert [record.__dict__["peer"] for record in caplog.records if record.message == "exchange"] == [peer]
 
 
-# ---- who is listed ----
+# ---- trusted networks ----
 
 
 @pytest.mark.parametrize("listed", ["10.0.0.1/8", "example.com", "10.0.0.*", ""])

@@ -1,4 +1,4 @@
-"""What a connection relies on, whoever tells that its transport is ready: no byte, no end and no room is missed."""
+"""A connection misses no byte, no end and no room, with every source that tells it when its transport is ready."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ KINDS = [*PLAIN, *(f"TLS over {kind}" for kind in PLAIN)]
 STREAMS = [kind for kind in KINDS if kind.endswith("stream")]
 CANCELLABLE = [kind for kind in KINDS if kind not in STREAMS]
 BOUNDED = [*CANCELLABLE, *(kind for kind in STREAMS if "lockstep" in kind)]
-"""Where a peer that does not read stops the sender."""
+"""The kinds where a peer that does not read stops the sender."""
 
 
 @asynccontextmanager
@@ -168,18 +168,18 @@ async def _pair(kind: str, contexts: Contexts) -> AsyncIterator[Pair]:
         yield pair
 
 
-# -- what drivers do with a transport --------------------------------------------------------------------------------
+# -- a driver's use of a transport -----------------------------------------------------------------------------------
 
 
 def after(buffers: list[Any], n: int) -> list[Any]:
-    """What is left of the buffers once n bytes are gone."""
+    """The buffers without their first n bytes."""
     while buffers and n >= len(buffers[0]):
         n -= len(buffers.pop(0))
     return [memoryview(buffers[0])[n:], *buffers[1:]] if buffers else []
 
 
 async def send(transport: Transport, *buffers: Any) -> None:
-    """As a connection's writer does: until everything is with the kernel."""
+    """Sends as a connection's writer does, until the kernel has everything."""
     rest = list(buffers)
     while rest or transport.pending:
         n = transport.try_send(rest)

@@ -1,4 +1,4 @@
-"""A connection with a wire that has no protocol, over real sockets, and whoever tells it that they are ready."""
+"""A connection with a wire that has no protocol, over real sockets, and the source that tells it when they are ready."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Wire:
 
 
 class House:
-    """Whoever tells connections that they are ready, and their turns, without exchanges."""
+    """Tells connections that they are ready and gives them turns, without exchanges."""
 
     def __init__(self, hub: Poller | None) -> None:
         self.hub = hub
@@ -166,7 +166,7 @@ def reset(sock: socket.socket) -> None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """What the kernel does between two sockets takes its time."""
+    """Waits for a condition, since the kernel needs time between two sockets. Fails after 60 s."""
     with trio.fail_after(60):
         while not true():
             await trio.lowlevel.checkpoint()

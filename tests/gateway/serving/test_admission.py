@@ -1,4 +1,4 @@
-"""Admission: who waits for a slot, in which order and how long, what a refusal says, and deadlines that requests bring along."""
+"""Admission: the queue for slots, its order and waits, the texts of refusals, and deadlines that requests bring along."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADER = Config(admission=AdmissionConfig(priority_header="X-Priority"))
 OVERLOADED = [w for w in WIRES if w not in ("bridge", "websocket-anywhere")]
 
 
-# -- who is next -----------------------------------------------------------------------------------------------------
+# -- the order of the queue ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_where_the_queue_is_full_each_wire_refuses_at_once_with_an_estimat
 
 
 def said(wire: str, seconds: str) -> str | None:
-    """What a refusal says of when to come back: gRPC's code says that one may, and not when."""
+    """The `retry-after` of a refusal: these seconds; None over gRPC, whose code says only that a client may retry."""
     return None if WIRE[wire].grpc else seconds
 
 
@@ -211,7 +211,7 @@ async def test_the_bodies_of_those_that_wait_are_bounded(autojump_clock: MockClo
             await house.still()
             assert answers == [200] * 3
             probe.go = trio.Event()
-            for _ in range(3):  # what has gone is not counted any more
+            for _ in range(3):  # answered bodies no longer count
                 nursery.start_soon(ask)
                 await house.still()
             assert house.gateway.models["probe"].queued == 2

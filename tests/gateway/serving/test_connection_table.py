@@ -1,4 +1,4 @@
-"""Nearly all places for connections taken: the idle go. All taken: whoever comes is told so, in the words of its wire."""
+"""Limits of connections: near the limit, idle ones are closed; at the limit, a new one is refused in its wire's form."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ async def test_the_lobby_is_small_and_whoever_finds_it_full_is_told_at_once(auto
                 assert (await read(arrive(house))).startswith(b"HTTP/1.1 503 ")
             assert not any(map(closed, guests))
         for guest in guests[:10]:
-            guest.close()  # who leaves makes room
+            guest.close()  # a guest that leaves makes room
         await house.still()
         assert len(house.gateway.acceptor.lobby.guests) == lobby.GUESTS - 10
         await trio.sleep(1.5)
@@ -305,7 +305,7 @@ def test_connections_of_one_address_may_be_bounded() -> None:
     assert over[0] is not None
     over[0]()
     assert table.refusal("10.0.0.1:3") is None
-    for _ in range(5):  # what has no address of its own
+    for _ in range(5):  # a peer without an address is never counted
         assert table.counted("unix:/run/x") is None
         assert table.refusal("unix:/run/x") is None
     assert ConnectionTable(Server(Config(), nobody, nobody), set).counted("10.0.0.1:1") is None

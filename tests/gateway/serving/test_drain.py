@@ -229,7 +229,7 @@ async def test_at_the_deadline_a_call_without_an_answer_is_refused_as_retryable(
         async with draining(house) as reports:
             _, over = await call.rest()
             assert (over.how, over.code) == ("refused", WIRE[wire].code("503"))
-            if not (WIRE[wire].blames or WIRE[wire].grpc):  # whose clients go by the error's name, or its code
+            if not (WIRE[wire].blames or WIRE[wire].grpc):  # the other wires' clients go by the error's name or code
                 assert call.headers[b"retry-after"] == b"1"
             await call.line.over()
         assert reports[0].endings == {"drained": 1}

@@ -1,4 +1,4 @@
-"""What is refused before its handler is asked: in the words of who asked, and so that who is still sending reads them."""
+"""Refusals before a handler is asked: in the words of the route, and readable by a client that is still sending."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def draining(gateway: Gateway) -> None:
 
 
 def full(gateway: Gateway) -> None:
-    assert gateway.budget.try_reserve(56 * MiB)  # of a budget above 75 percent of which nothing begins
+    assert gateway.budget.try_reserve(56 * MiB)  # above 75 percent of the budget, no request begins
 
 
 def platform(headers: dict[bytes, bytes], body: dict[str, Any]) -> bool:

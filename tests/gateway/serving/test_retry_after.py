@@ -1,4 +1,4 @@
-"""Who was refused is told when to try again: never before it is of use, and clients that were refused together not together."""
+"""Retry-After: a client is never told to return too early, and clients refused together do not return together."""
 
 from __future__ import annotations
 
