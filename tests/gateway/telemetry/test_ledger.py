@@ -105,7 +105,7 @@ async def tidies_up(prompt: Prompt) -> AsyncIterator[Token]:
         await trio.sleep(10)
 
 
-# -- where it is the model's -----------------------------------------------------------------------------------------
+# -- the model's time ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", ["http1", "http2"])
@@ -143,7 +143,7 @@ async def test_every_token_is_counted_once(tokens: int, stream: bool, lines: Lin
     assert [line["items_out"] for line in lines] == [tokens]
 
 
-# -- where it is the client's -----------------------------------------------------------------------------------------
+# -- the client's time ------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -310,7 +310,7 @@ async def test_an_asgi_servers_waits_are_its_clients(lines: Lines, autojump_cloc
     assert [spent(line) for line in lines] == [{"input": 4, "model": 3, "flush": 2}]
 
 
-# -- where it is the gateway's -----------------------------------------------------------------------------------------
+# -- the gateway's time ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", ["http1", "http2"])
@@ -322,7 +322,7 @@ async def test_the_queue_of_a_model_is_told_apart(wire: str, lines: Lines, autoj
 
 
 async def said(house: MemoryGateway, data: bytes) -> bytes:
-    """What a client hears that says just that, until everything stands still for long."""
+    """Sends these bytes alone. Returns all that arrives until the connection ends, or for 20 s."""
     transport, heard, buffer = house.connect(), bytearray(), memoryview(bytearray(64 * KiB))
     assert transport.try_send([data]) == len(data)
     with trio.move_on_after(20):
@@ -454,7 +454,7 @@ async def test_a_refusal_has_a_line_too(lines: Lines, autojump_clock: Any) -> No
     assert [(line["status"], spent(line), line["items_out"]) for line in lines[:2]] == [(503, {}, 0), (404, {}, 0)]
 
 
-# -- what peers choose ---------------------------------------------------------------------------------------------------
+# -- text that peers choose ----------------------------------------------------------------------------------------------
 
 
 async def test_nothing_that_a_peer_chooses_can_forge_a_line_or_fill_it(lines: Lines, autojump_clock: Any) -> None:

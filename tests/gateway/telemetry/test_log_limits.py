@@ -1,4 +1,4 @@
-"""What peers can cause at no cost is written so often and no more, and summed up; what reached a model always has its line."""
+"""Lines that peers can cause at no cost are limited and summed up; an exchange that reached a model always has its line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def records(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
 
 
 def sums(caplog: pytest.LogCaptureFixture) -> list[tuple[Any, ...]]:
-    """Of each sum: of, count, seconds, level and what else it says."""
+    """The `of`, count, seconds, level and other fields of each sum."""
     by = ("dialect", "ending", "model")
     return [
         (r.of, r.count, r.seconds, r.levelname, *(getattr(r, name) for name in by if hasattr(r, name)))
@@ -117,7 +117,7 @@ async def test_those_that_reached_a_model_or_completed_have_one_line_each(
     caplog.set_level(logging.INFO, "gateway")
     probe = Probe(answering)
     async with serving(probe.spec("json-http1", timeout=0)) as house:
-        for _ in range(30):  # whose clients leave
+        for _ in range(30):  # the clients of these leave
             call = await house.call("json-http1")
             await house.still()
             await call.leave(Leave.CLOSE)

@@ -1,4 +1,4 @@
-"""What a client keeps to itself is in no line of the log: what it gets wrong is told to it, and not written down."""
+"""No line of the log has a client's secret: the answer names the client's mistake, and the log does not quote it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def called(data: bytes) -> AsyncIterator[trio.SocketStream]:
 
 
 async def said_wrong(data: bytes, caplog: Any) -> bytes:
-    """What a client is answered that says this and ends its output; the log has it as a protocol error."""
+    """Sends these bytes and ends the output. Returns the answer; the log must have a protocol error without the secret."""
     caplog.set_level(logging.DEBUG, "gateway")
     async with called(data) as stream:
         await stream.send_eof()

@@ -1,4 +1,4 @@
-"""What a scrape says is what happened: it agrees with the clients, never goes back, and no peer can make it grow."""
+"""A scrape is true: it agrees with the clients, its counters never go back, and no peer can make it grow."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ async def test_a_reload_turns_no_counter_back(autojump_clock: Any) -> None:
 
 async def test_a_model_that_has_instances_of_its_own_has_no_processes(autojump_clock: Any) -> None:
     class Counting:
-        instances = 3  # of whatever its author calls so
+        instances = 3  # an attribute of the author's, without a meaning for the gateway
 
         async def __call__(self, session: Session[Prompt, Token]) -> None:
             await session.send(Token(text="one"))

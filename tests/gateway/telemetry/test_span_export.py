@@ -1,4 +1,4 @@
-"""Where the standalone server's spans go: what the configuration and the OTEL_* variables say, and how long the last may take."""
+"""The standalone server's span export: the configuration, the OTEL_* variables, and the time limit of the last export."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def serve(exporter: str = "console", flush: float = 30.0, **environment: str) ->
 
 
 def spans_of(output: str) -> list[dict[str, Any]]:
-    """What the SDK's console exporter has written: one JSON object after the other."""
+    """The spans that the SDK's console exporter has written, one JSON object after the other."""
     decoder, found, at = json.JSONDecoder(), [], 0
     while at < len(output.rstrip()):
         span, at = decoder.raw_decode(output, at)

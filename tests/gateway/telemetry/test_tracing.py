@@ -1,4 +1,4 @@
-"""Spans: whose child each is, on every wire and by both drivers, when exchanges share a connection, a task, a thread or a batch."""
+"""Spans have the right parent on every wire and driver, also if exchanges share a connection, a task, a thread or a batch."""
 
 from __future__ import annotations
 
@@ -655,7 +655,7 @@ async def test_who_waits_for_a_slot_has_a_span_of_that(hub: bool, traces: Traces
     async with serving(traces, spec_of(slow, "slow", capacity=1), hub=hub) as memory:
         await answered(memory, traced(lmi("a", "slow"), 1), traced(lmi("b", "slow"), 2))
         wait = traces.one("wait for slot")
-        number = wait.context.trace_id  # of the one that came second, whichever that was
+        number = wait.context.trace_id  # the trace of the call that came second
         assert is_child(wait, traces.one("POST /predictions/{name}", number))
         model = traces.one("model slow", number)
         assert wait.start_time is not None

@@ -81,7 +81,7 @@ async def test_that_leaves_something(serve):
 
 
 def run(folder: Path, *arguments: str, story: str, settings: str = "") -> tuple[int, str]:
-    """What pytest says, where the plugin is installed as the wheel installs it."""
+    """Runs pytest with the plugin installed as the wheel installs it. Returns its exit status and output."""
     (folder / "pyproject.toml").write_text(f'[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n{settings}\n')
     (folder / "test_story.py").write_text(story)
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]

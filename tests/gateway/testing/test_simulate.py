@@ -119,7 +119,7 @@ print(*[run_seed(seed).trace for seed in range(4)])
 
 
 def _every(n: int) -> Callable[[], bool]:
-    """Whether it is the n-th time again."""
+    """Returns a function that returns True on each n-th call."""
     numbers = itertools.count(1)
     return lambda: next(numbers) % n == 0
 

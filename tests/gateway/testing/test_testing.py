@@ -78,7 +78,7 @@ class Kernel:
 
     def settle(self) -> None:
         """Waits until all that either has sent is acknowledged, which the kernel does in its own time and tells as an edge.
-        What is not sent yet waits for the other's window."""
+        Bytes not sent yet wait for the other's window."""
         for sock in (self.ours, self.peer):
             for _ in range(100_000):
                 if sock.fileno() < 0 or _queued(sock, termios.TIOCOUTQ) == _queued(sock, SIOCOUTQNSD):
@@ -123,7 +123,7 @@ class Memory:
 
 
 def told(pair: Kernel | Memory) -> int:
-    """What the set says now."""
+    """The events that the set reports now."""
     mask = 0
     for number, now in pair.edges.poll(0, 8):
         assert number == pair.ours.fileno()

@@ -1,4 +1,4 @@
-"""The network between a client and a gateway in memory: bytes arrive in order, and what is declared happens where it says."""
+"""The network between a client and a gateway in memory: bytes arrive in order, and faults happen where they are declared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def linked(profile: NetworkProfile | None = None, capacity: int = 65536) -
 
 
 def receive(end: MemoryTransport, most: int = 1000) -> bytes | None:
-    """What one receive gives; None if it would wait."""
+    """The bytes of one receive; None if it would wait."""
     buffer = memoryview(bytearray(most))
     n = end.try_receive_into(buffer)
     return None if n is None else bytes(buffer[:n])
