@@ -27,7 +27,7 @@ FINAL = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class Server:
-    """What an ASGI server does for one call: gives what it is told to give, and takes only when it is let."""
+    """An ASGI server's side of one call: it gives the messages of the test, and takes messages only while `takes` is set."""
 
     def __init__(self, app: ASGIApp, **scope: Any) -> None:
         self.scope: dict[str, Any] = {

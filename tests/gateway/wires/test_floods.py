@@ -1,4 +1,4 @@
-"""What becomes of a connection whose peer floods it, or begins what does not come: the last word, the line, the counts."""
+"""A connection whose peer floods it, or leaves a message unfinished: its last answer, its log line and the counts."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_settings_are_those_of_the_tables() -> None:
     assert NEVER > 2**60
 
 
-# -- who is not
+# -- peers that do not flood
 
 
 async def test_as_many_complete_calls_as_cancels_are_never_a_flood(autojump_clock: Any) -> None:

@@ -116,7 +116,7 @@ async def test_whole_answers_arrive_whole_however_few_bytes_leave_at_once(capaci
     quick.go.set()
     async with serving(slow.spec("lmi-http1"), quick.spec("lmi-http1"), capacity=capacity) as house:
         line = house.line("http1")
-        # of which some are answered at once, alone, and others behind what a small transport still has to take
+        # some are answered at once, and others wait for bytes that a small transport has not taken yet
         request = wire_bytes("/ping") * 2 + asks("quick", 3) + wire_bytes("/none") + wire_bytes("/ping")
         while request:
             request = request[line.transport.try_send([request]) :]

@@ -49,7 +49,7 @@ EARLY = {
 
 
 def house_of(config: Config | None = None) -> Any:
-    """What the requests of EARLY are sent to."""
+    """A house that serves the requests of EARLY."""
     tensors = Probe(silent, "tensors").spec("v2-http2")
     parts = [
         Probe(script, name).spec("bidi") for script, name in ((brief, "brief"), (unwilling, "unwilling"), (echoing, "other"))

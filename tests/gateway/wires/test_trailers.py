@@ -1,4 +1,4 @@
-"""Answers that end with trailers, or have no body, on each wire: who gets them, and when their exchange is over."""
+"""Answers that end with trailers, or have no body, on each wire: the clients that get them, and the end of the exchange."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ both_ways = pytest.mark.parametrize("said", [whole, begun])
 
 
 def add(house: House, said: Said, method: str = "POST") -> list[Exchange]:
-    """A route whose answer is said so; the exchanges that it has had."""
+    """Adds a route that answers with `said`. Returns the list of its exchanges."""
     exchanges: list[Exchange] = []
 
     async def answer(exchange: Exchange) -> None:
@@ -70,7 +70,7 @@ async def ask(house: House, line: Line, *fields: tuple[bytes, bytes], method: by
     return [head, body, event]
 
 
-# -- who gets them -----------------------------------------------------------------------------------------------------
+# -- clients that get them ---------------------------------------------------------------------------------------------
 
 
 @both_ways

@@ -21,20 +21,20 @@ from protocols.v2 import V2Error
 from tests.gateway.promises import STREAMS, Call, House, Over, Probe, serving
 
 WIRES = [w for w in STREAMS if w not in ("bridge", "bidi-signed", "bidi-padded", "websocket-anywhere")]
-"""Those of one gateway with the configuration it comes with."""
+"""Wires of one gateway with the default configuration."""
 MODELS, CALLERS = 20, 10
 NUMBERS = 20
-"""What a stream that nothing happens to says."""
+"""The count of numbers in a stream without a fault."""
 SECONDS, POLICY = 30.0, RestartPolicy()
 SEEDS = (7,)
 """One is ten seconds of work; each is another storm."""
 
 
 class Failed(Exception):
-    """What a model of the storm raises."""
+    """Raised by a model of the storm."""
 
 
-# what a model raises in a session of its own, by the name of the fail point
+# by the name of the fail point, the exception that a model raises in one of its sessions
 IN_SESSION: dict[str, Callable[[], BaseException]] = {
     "exception": lambda: Failed("in a session"),
     "group": lambda: ExceptionGroup("in a nursery", [Failed("one"), Failed("two")]),
@@ -58,11 +58,11 @@ class Storm:
     bad_loads: int = 0
     """Loads that will fail from now on."""
     bad_exit: bool = False
-    """Whether its clean-up raises, the next time."""
+    """True if its next clean-up raises."""
     next_session: str = ""
-    """What the next session fails of."""
+    """The fail point of the next session. Default "": none."""
     crashes: list[float] = field(default_factory=list)
-    """When each of its crashes was, of the worker or of one session."""
+    """The time of each crash, of the worker or of one session."""
 
     def __post_init__(self) -> None:
         self.probe = Probe(self.script, self.name)
@@ -90,7 +90,7 @@ class Storm:
             raise Failed("in the background")
 
     def die(self) -> None:
-        """What its `load()` stands on is gone."""
+        """Makes the background work of its `load()` fail."""
         self.crashed()
         self.life.cancel()
 
@@ -112,7 +112,7 @@ class Storm:
 @final
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one caller made of one stream."""
+    """One caller's record of one stream."""
 
     began: float
     over: float

@@ -194,7 +194,7 @@ async def test_nor_one_of_an_optional_input_that_is_not_there() -> None:
         assert (await house.ask("/v2/models/m/generate", SIMPLE))[0] == 200
 
 
-# -- what else ends a call with model-error
+# -- other calls that end with model-error
 
 
 async def refuses(session: Session[InferRequest, InferResponse]) -> None:

@@ -1,4 +1,4 @@
-"""Who is next for a slot: by level, by what each party has, by how long it has waited; and never more than a party's share."""
+"""The next caller for a slot: by level, by what its party holds, by its wait; and no party holds more than its share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Waiting:
         await trio.testing.wait_all_tasks_blocked()
 
     async def next(self) -> str | None:
-        """Who is woken; None where nobody may have a slot."""
+        """Wakes the next caller. Returns its name; None if no caller may have a slot."""
         if self.queue.next_held is None:
             return None
         self.queue.wake()

@@ -1,4 +1,4 @@
-"""Code that blocks: each model has its own threads, a step has its time, a session stops in time, and what does not is replaced."""
+"""Code that blocks: each model has its own threads, steps and stops have time limits, and a stuck step is replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.gateway.promises import House, Line, serving
 from tests.models.steps import Counting
 
 PATIENCE = 60.0
-"""Real seconds after which a thread that nobody let go says so, instead of hanging the tests."""
+"""Real seconds after which a thread that nobody released fails instead of hanging the tests."""
 
 
 class Gates:
@@ -526,7 +526,7 @@ async def test_a_stuck_round_ends_its_sessions_and_the_model_is_loaded_anew(
         assert (worker.stuck.now, rounds.loaded[0].closed) == (
             1,
             ["a"],
-        )  # what is stuck is inside: nothing is closed beside it
+        )  # the stuck step is inside: nothing is closed beside it
         gates.leave.set()
         await returned(worker)
         assert len(logged(caplog, "a stuck step or session has returned")) == 1

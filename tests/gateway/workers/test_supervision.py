@@ -1,4 +1,4 @@
-"""Supervision as an operator and an embedder see it: kinds of restart, what giving up means, and the state of every model."""
+"""Supervision as an operator and an embedder see it: kinds of restart, giving up, and the state of every model."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_policy_that_contradicts_itself_is_a_mistake_of_the_configuration(conf
         load_spec("m", ModelConfig(factory="models.library.echo:Echo", restart=config))
 
 
-# -- what a client is told -------------------------------------------------------------------------------------------
+# -- answers to clients ----------------------------------------------------------------------------------------------
 
 
 async def refused(house: House, wire: str) -> dict[str, str]:
@@ -247,7 +247,7 @@ async def test_who_waits_for_a_change_sees_each_state_that_lasts(autojump_clock:
             loader.crash.set()
             await trio.sleep(3)
             loader.crash.set()
-    # what lasted no longer than a moment may be missed
+    # a state that lasted only a moment may be missed
     assert (seen[0], seen[-1]) == (State.RESTARTING, State.FAILED)
     assert State.READY in seen
 

@@ -1,4 +1,4 @@
-"""Workers: loading, crashing, giving up and stopping in every state; slots, queues and threads; and what a model's end becomes."""
+"""Workers: loading, crashing, giving up and stopping in every state; slots, queues and threads; endings of sessions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.models.channels import MemoryChannel
 
 Parts = Session[Part, Part]
 PATIENCE = 60.0
-"""Seconds after which a thread that nobody let go says so."""
+"""Seconds after which a thread that nobody released fails."""
 
 
 class Nobody:
@@ -287,7 +287,7 @@ async def test_a_crash_in_the_background_ends_live_sessions_and_loads_the_model_
 
 
 async def late_outcome(worker: Worker) -> GatewayError | str | None:
-    """What a caller gets that leaves when it is in."""
+    """The outcome of a caller that leaves when its session has begun."""
     caller = Caller()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(caller.call, worker)
@@ -736,7 +736,7 @@ async def test_a_session_lasts_no_longer_than_its_timeout(autojump_clock: MockCl
         assert worker.ready, "a session that is too long is no fault of the worker"
 
 
-# -- what the end of a model becomes ---------------------------------------------------------------------------------
+# -- the ending for each way that a model ends -----------------------------------------------------------------------
 
 
 def raising(error: BaseException) -> Model:
