@@ -66,7 +66,7 @@ NOW = b"Sun, 06 Nov 1994 08:49:37 GMT"
 DATE = b"date: %b\r\nx-content-type-options: nosniff\r\n" % NOW
 """Bytes of a numbered message, as its model makes it."""
 BASE = 10_000_000
-"""What is added to a number in a tensor, so that all have one length in JSON."""
+"""Added to each number in a tensor, so that all have one length in JSON."""
 
 CANCELLED = {"cancelled-by-client": 1}
 
@@ -78,18 +78,17 @@ class Wire:
     form: Form
     transport: str = "http2"
     carries: Form | None = None
-    """What is asked in the body, where the form is SageMaker's and the model's is another."""
+    """The form of the body, if a SageMaker form carries another. Default None: the wire's own form."""
     asks: Callable[[str], Question] | None = None
     """The request for a model by its name, where the form's is another."""
     opens: bool = False
-    """Whether a duplex client speaks first: its first message tells the form of the answer."""
+    """True if a duplex client speaks first: its first message tells the form of the answer."""
     blames: bool = False
-    """Whether the platform answers for its model: 424, whatever the model's own status was."""
+    """True if the platform answers for its model: 424, whatever the model's own status was."""
     survives: bool = False
-    """Whether it goes on after an error of its model, which ends one request of many."""
+    """True if the call goes on after an error of its model, which ends one request of many."""
     apart: bool = False
-    """Whether each request of its call has its own end: whatever becomes of one is said as a message, and no ending of the
-    exchange tells it."""
+    """True if each request of its call has its own end: an error is a message of the call, and the exchange completes."""
 
     @property
     def body(self) -> Form:
@@ -98,12 +97,12 @@ class Wire:
 
     @property
     def family(self) -> Family:
-        """What the model speaks."""
+        """The family of messages that the model speaks."""
         return Family(self.body.kind)
 
     @property
     def streams(self) -> bool:
-        """Whether each message leaves when it is sent."""
+        """True if each message leaves when it is sent."""
         return self.body.streams
 
     @property
@@ -112,12 +111,12 @@ class Wire:
 
     @property
     def accepted(self) -> bool:
-        """Whether the head goes out before the model is called."""
+        """True if the head goes out before the model is called."""
         return self.duplex or self.transport == "websocket"
 
     @property
     def asked(self) -> bool:
-        """Whether there is a message before the answer."""
+        """True if the client sends a message before the answer."""
         return self.opens or not self.duplex
 
     @property
@@ -131,7 +130,7 @@ class Wire:
 
     @property
     def decoupled(self) -> bool:
-        """Whether its models have to be declared as such to answer more than once."""
+        """True if its models must be declared decoupled to answer more than once."""
         return self.form is Form.GRPC_STREAM
 
     def code(self, status: str) -> str:
@@ -149,8 +148,8 @@ class Wire:
 
     @property
     def in_band(self) -> str:
-        """Where an answer that has begun says its error: in a last "line", an "event", a "close", a "message" or the
-        "trailers"; or the body is "cut"."""
+        """The place of an error in an answer that has begun: a last "line", an "event", a "close", a "message" or the
+        "trailers"; or "cut", if the body is cut off."""
         if self.transport == "websocket":
             return "close"
         if self.grpc:
@@ -231,7 +230,7 @@ WIRE: dict[str, Wire] = {
     **_both("lmi", Form.LMI),
     "bidi": _BIDI,
     "websocket": _SOCKET,
-    # what SageMaker's platform and its containers add
+    # wires of SageMaker's platform and its containers
     **_both("stream", Form.STREAM, carries=Form.LMI, blames=True),
     **_both("streamparts", Form.STREAM, blames=True),
     **_both("invoke", Form.INVOKE, carries=Form.LMI, blames=True),
@@ -253,7 +252,7 @@ WIRE: dict[str, Wire] = {
     ),
     "bidi-signed": _BIDI,
     "bidi-padded": _BIDI,
-    "websocket-anywhere": replace(  # of the model "probe"
+    "websocket-anywhere": replace(  # only for the model "probe"
         _SOCKET, asks=lambda model: _posted("/as/one/likes.it?a=b") if model == _ANYWHERE else asked(Form.SOCKET, model)
     ),
     "bridge": _BIDI,
@@ -432,7 +431,7 @@ class House:
     def __init__(self, memory: MemoryGateway, containers: tuple[MemoryGateway, ...] = ()) -> None:
         self.memory, self.gateway = memory, memory.gateway
         self.containers = containers
-        """What the models of a bridge are served by."""
+        """The gateways that serve the models of a bridge."""
         self.lines: list[Line] = []
         self._tasks = self._tasks_before = 0
 
@@ -520,7 +519,7 @@ class House:
                 assert (machine.open_streams, machine.unconsumed) == (0, 0)
 
     async def closed(self) -> None:
-        """The clients leave: neither connection nor task outlives them. What was loaded at run time goes too."""
+        """The clients leave: neither connection nor task outlives them. Models loaded at run time are unloaded."""
         await self.still()
         self.check_ledger()
         repository = self.gateway.repository
@@ -547,7 +546,7 @@ async def serving(
     *specs: ModelSpec, config: Config | None = None, capacity: int = 64 * KiB, wire: str = "bidi"
 ) -> AsyncIterator[House]:
     """A house for one story. At its end the clients leave and nothing may be left: the ledger is checked twice, with
-    the connections open and with them closed. What hangs fails after 1,000 s of the (mocked) clock. `wire` is the one
+    the connections open and with them closed. A story that hangs fails after 1,000 s of the mocked clock. `wire` is the one
     that needs a configuration or a bridge of its own."""
     failure: Exception | None = None
     before = await tasks()

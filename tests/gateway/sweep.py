@@ -61,22 +61,22 @@ _LOADED = (
 )
 """The tasks of a model that is loaded: one that was loaded again has others."""
 _STEP_SECONDS = 0.0023
-"""What a blocking step takes."""
+"""Seconds that a blocking step takes."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is cancelled, and what may become of whom."""
+    """A fault: the act that cancels, when it is possible, and the endings that it may cause."""
 
     name: str
     ready: Callable[[Run], bool]
-    """Whether there is something to cancel: only such steps are counted."""
+    """True if there is something to cancel: only such steps are counted."""
     fire: Callable[[Run], None]
     spares: Callable[[Run, Talk], bool]
-    """Whether an exchange must not notice."""
+    """True if an exchange must not notice."""
     endings: frozenset[Ending]
-    """What may become of the victim, besides COMPLETE."""
+    """The endings that the victim may have, besides COMPLETE."""
     wires: frozenset[str] = frozenset({"http/1.1", "http/2", "websocket"})
     embedded: bool = False
     """The connections are streams and tasks of an embedder, not the gateway's own; beside a leader the victim's alone."""
@@ -91,7 +91,7 @@ class Target:
     process: bool = False
     """It befalls a process of the first model."""
     then: tuple[int, Target] | None = None
-    """What is cancelled so many steps later, if it is still there."""
+    """A second target, which is cancelled this number of steps later if it is ready then."""
 
 
 class Spinning(Exception):
@@ -449,7 +449,7 @@ class Run(trio.abc.Instrument):
     # -- the invariants --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What must hold when the run is over. The numbers are those of the fault model."""
+        """Checks the invariants when the run is over. The numbers are those of the fault model."""
         problem = self.problems.append
         for talk in self.stage.talks.values():
             self._check_talk(talk)
@@ -475,8 +475,8 @@ class Run(trio.abc.Instrument):
             self._check_report()
 
     def _torn(self, talk: Talk) -> bool:
-        """Whether the whole answer was in a write that the transport had taken in part when it was lost, so that the client
-        may have read to the answer's end: HTTP/2's machine counts a write as a whole, and an embedder's stream says nothing
+        """True if the whole answer was in a write that the transport had taken in part when it was lost, so that the client
+        may have read to the answer's end. HTTP/2's machine counts a write as a whole. An embedder's stream reports nothing
         before it has taken all, which it may do while it is told to give up."""
         exchange = self.recorder.by_talk.get(talk.name)
         if exchange is None or exchange.outbound.finishing is not Ending.COMPLETE:
@@ -533,7 +533,7 @@ class Run(trio.abc.Instrument):
 
 
 def _agree(ending: Ending | None, talk: Talk) -> bool:
-    """Whether the wire's end says what the exchange's ending says."""
+    """True if the wire's end agrees with the exchange's ending."""
     match ending, talk.view:
         case _, View.PENDING:
             return ending is None
@@ -609,7 +609,7 @@ def _break_transport(run: Run) -> None:
 
     theirs: Any = run.theirs[VICTIM]
     theirs.try_receive_into = theirs.try_send = fail
-    theirs._eof = True  # who waits for it is woken, as by a kernel: a promise of 0.1 s is of no use to a model that pauses
+    theirs._eof = True  # wakes a waiting task as a kernel would: while the model pauses, nothing else would within 0.1 s
     theirs._readable.ring()
 
 
@@ -747,7 +747,7 @@ def followed_by(first: Target, gap: int, second: Target) -> Target:
 
 
 def applies(scenario: Scenario, target: Target) -> bool:
-    """Whether a wire knows such an end. An embedder's streams are decrypted already."""
+    """True if a scenario can have this fault. An embedder's streams are decrypted already."""
     known = scenario.wire in target.wires and target.name.partition("+")[0] not in scenario.without
     return known and not (scenario.tls and target.embedded) and not (target.process and scenario.place is None)
 
@@ -758,7 +758,7 @@ def applies(scenario: Scenario, target: Target) -> bool:
 @final
 @dataclass(slots=True)
 class Result:
-    """What one run gave."""
+    """The result of one run."""
 
     fired: bool
     problems: list[str]
@@ -804,11 +804,11 @@ def run_once(
 @final
 @dataclass(slots=True)
 class Swept:
-    """What a sweep found."""
+    """The findings of a sweep."""
 
     runs: int = 0
     failures: list[tuple[int, list[str]]] = field(default_factory=list)
-    """Steps, and what was wrong there."""
+    """Steps, and the problems at each."""
 
 
 def sweep(

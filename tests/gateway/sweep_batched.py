@@ -41,7 +41,7 @@ Served = Callable[[Stage], Callable[[str], ModelSpec]]
 
 @final
 class _Rows:
-    """What is remembered of a call: whose rows it has. The victim's are bad for good once they were."""
+    """Records whose rows a call has. Once the victim's rows were bad, they stay bad."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._bad = stage, False
@@ -196,7 +196,7 @@ BATCHED: dict[str, Scenario] = {
         over_http1("rolling", complete, served=_stepped(blocking=False), **_HTTP1, **_LINES),
         over_http1("rolling-threads", complete, served=_stepped(blocking=True), **_HTTP1, **_LINES),
         over_http2("rolling-h2", complete, served=_stepped(blocking=False), **_HTTP2, **_LINES),
-        # what a word of 400 bytes may wait in: the send buffer, the pipe, the client's read, and two ahead of its session
+        # `ahead`: words of 400 bytes in the send buffer, the pipe, the client's read, and two ahead of its session
         over_http1(
             "rolling-slow", partial(complete, tokens=12), served=_stepped(blocking=False, size=400), pace=0.001, ahead=8,
             **_HTTP1, **_LINES,

@@ -67,7 +67,7 @@ from tests.gateway.sweep_scenarios import (
 _PART = 400
 _OCTETS: Headers = [(b"content-type", b"application/octet-stream")]
 _HTTP = 4096 + 2048
-"""What an HTTP/1.1 connection may hold: what is read ahead, and the send buffer with a message beyond it."""
+"""Bytes that an HTTP/1.1 connection may hold: the read-ahead, and the send buffer with a message beyond it."""
 
 
 # -- models and what is made of their answers ------------------------------------------------------------------------
@@ -134,7 +134,7 @@ _SIGNER = sigv4.Credentials(access_key_id="AKIDEXAMPLE", secret_access_key="a se
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """What the stories need of a file system, as long as the process lasts."""
+    """The files that the stories need, in a folder that lasts as long as the process."""
     folder = tempfile.TemporaryDirectory()
     keys = f"[sweep]\naws_access_key_id={_SIGNER.access_key_id}\naws_secret_access_key={_SIGNER.secret_access_key}\n"
     Path(folder.name, "credentials").write_text(keys)
@@ -401,7 +401,7 @@ async def _loading(stage: Stage) -> None:
 
 
 async def _one_of_model(stage: Stage, name: str, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> None:
-    """The same for the victim."""
+    """Sends one request for a talk of the model "m", on a connection of its own."""
     talk = stage.talk(name)
     peer = client.http1(stage.connect(talk.line))
     await _ask(peer, talk, method, path, body, headers)

@@ -45,16 +45,16 @@ from protocols.roles import Role
 HANG_TIMEOUT = 0.04
 """Virtual seconds after which a process that is stopped is killed."""
 VICTIM, COMPANION, NEIGHBOUR, NEXT, FRESH = "victim", "companion", "neighbour", "next", "fresh"
-"""Who is interrupted; who shares its connection; who has its own; who comes afterwards on the same connection, and on
-a new one."""
+"""Names of talks: the interrupted one; one on its connection; one on a connection of its own; one that comes afterwards on
+the same connection, and one on a new connection."""
 
 
 class Boom(Exception):
-    """What a model of the sweep raises at its k-th step."""
+    """Raised by a model of the sweep at its k-th step."""
 
 
 class Stage:
-    """What the clients and the models of one run share."""
+    """The state that the clients and the models of one run share."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ def serve(stage: Stage, scenario: Scenario) -> list[ModelSpec]:
 
 
 def played(act: Callable[[Sweeping[Any, Any]], Awaitable[None]]) -> Callable[[Stage], Model]:
-    """What makes a model of what it does in its session."""
+    """Returns a function that makes a model whose sessions run `act`."""
 
     def model_of(stage: Stage) -> Model:
         async def model(session: Session[Any, Any]) -> None:
@@ -260,7 +260,7 @@ async def double_at_once(me: Sweeping[InferRequest, InferResponse]) -> None:
 
 _DATE = 1_700_000_000_000
 _TURN = 0.0003
-"""Of a writer, seconds a piece."""
+"""Seconds that a writer waits before each piece."""
 
 
 def fail(error: RemoteProtocolError) -> None:
@@ -288,7 +288,7 @@ class HTTP2Line(Streams):
         await self.deal()
 
     async def reset_when_told(self, talk: Talk, stream: int) -> None:
-        """The victim leaves when the sweep says so."""
+        """Resets the victim's stream when the sweep orders it."""
         self.stage.can_leave = True
         await self.stage.leave.wait()
         if self.reset(stream):
@@ -419,7 +419,7 @@ async def over_websocket(
     await on_socket(stage, talk, path, Hearing(talk, Answer(), pace), writing)
 
 
-# -- what is said --------------------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------------------------
 
 
 def in_pieces(talk: Talk, body: bytes, n: int, *messages: bytes) -> Body:
@@ -446,7 +446,7 @@ def _event(data: bytes, last: bool) -> bytes:
 
 
 def state_of(last: bool) -> bidi.Completion:
-    """Whether a part ends its message."""
+    """COMPLETE for a part that ends its message, else PARTIAL."""
     return bidi.Completion.COMPLETE if last else bidi.Completion.PARTIAL
 
 
@@ -506,7 +506,7 @@ async def infer_at_once(peer: Peer, stream: int, talk: Talk) -> None:
     try:
         await peer.send(*client.post(stream, question.path + talk.query, question.body, question.headers))
     except TransportLost:
-        pass  # what was said before is still to be read
+        pass  # answers sent before are still to be read
     except LocalProtocolError as e:
         if "takes no further request" not in str(e):
             raise
@@ -597,7 +597,7 @@ _SMALL = Config(
 )
 
 
-# What a stream may hold: the window that RFC 9113 gives it until the client has acknowledged ours, and its growth.
+# Bytes that a stream may hold: the window that RFC 9113 gives it until the client has acknowledged ours, and its growth.
 _STREAM = 65_535 + 4096
 
 
@@ -615,7 +615,7 @@ class Scenario:
     """The most that the byte budget may have had in use, whatever happens."""
     config: Config = _SMALL
     capacity: int = 8
-    """Of the workers."""
+    """Slots of each worker."""
     buffer: int = 1500
     """Bytes in flight in each direction of a connection, as in a kernel's socket buffers."""
     tls: bool = False
@@ -628,7 +628,7 @@ class Scenario:
     place: MemoryPlace | None = None
     """The models run in processes like that."""
     without: frozenset[str] = frozenset()
-    """Targets that it has not."""
+    """Targets that do not apply to it."""
     ahead: int = 1_000_000
     """Messages that the victim's model may have said, or be about to say, and its client not heard."""
 
@@ -675,7 +675,7 @@ def over_http1(name: str, ask: Ask, *, pace: float = 0.0004, again: bool = False
 
 
 def usable(peer: Peer, talk: Talk) -> bool:
-    """Whether a connection of HTTP/1.1 takes another request after the talk's."""
+    """True if an HTTP/1.1 connection takes another request after the talk's."""
     assert isinstance(peer.machine, HTTP1Connection)
     return talk.view in (View.COMPLETE, View.ERROR) and peer.machine.idle and not peer.machine.must_close
 

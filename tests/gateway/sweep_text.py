@@ -143,7 +143,7 @@ def counted(stage: Stage) -> Callable[..., Any]:
 
 
 def generator(stage: Stage) -> Callable[..., Any]:
-    """The same in threads."""
+    """Says its words one by one, in a thread."""
 
     def model(prompt: Prompt) -> Iterator[str]:
         with _asked(stage, prompt) as (talk, words):
@@ -157,13 +157,13 @@ def generator(stage: Stage) -> Callable[..., Any]:
 
 
 def quick_generator(stage: Stage) -> Callable[..., Any]:
-    """The same on the event loop."""
+    """Says its words one by one, as a plain generator on the event loop."""
     model: Callable[..., Any] = blocking(False)(generator(stage))
     return model
 
 
 def coroutine(stage: Stage) -> Callable[..., Any]:
-    """Says everything at once."""
+    """Says all its words at once."""
 
     async def model(prompt: Prompt) -> str:
         with _asked(stage, prompt) as (talk, words):
@@ -178,7 +178,7 @@ def coroutine(stage: Stage) -> Callable[..., Any]:
 
 
 def function(stage: Stage) -> Callable[..., Any]:
-    """The same in a thread."""
+    """Says all its words at once, in a thread."""
 
     def model(prompt: Prompt) -> str:
         with _asked(stage, prompt) as (talk, words):
@@ -220,7 +220,7 @@ async def session(me: Sweeping[Prompt, Token | Finish]) -> None:
 
 
 def parts(stage: Stage) -> Callable[..., Any]:
-    """The same as the first, of parts, whose bytes are the text."""
+    """Says its words one by one, as parts whose bytes are the text."""
 
     async def model(part: Part) -> AsyncIterator[bytes]:
         with _asked(stage, Prompt(text=bytes(part.data).decode())) as (talk, words):
@@ -273,7 +273,7 @@ _STOPS = [f"[{strand}/0.2" for strand in range(3)]
 """The begin of each prompt's third word."""
 
 
-# -- what clients make of the answers ------------------------------------------------------------------------------------
+# -- readers of answers --------------------------------------------------------------------------------------------------
 
 
 class _Words(Answer):
@@ -439,7 +439,7 @@ class BatchLines(_Lines):
 
 @final
 class WrittenLines(_Lines):
-    """What `_write` makes of words."""
+    """Reads the lines that `_write` makes of words."""
 
     _last = False
 
@@ -590,7 +590,7 @@ async def _streamed_by_grpc(where: HTTP2Line, talk: Talk, **how: Any) -> None:
 # -- scenarios -----------------------------------------------------------------------------------------------------------------
 
 _TWO = 2 * 1600
-"""What two requests over HTTP/1.1 may hold: their bodies in two pieces, and a message beyond the send buffer."""
+"""Bytes that two requests over HTTP/1.1 may hold: their bodies in two pieces, and a message beyond the send buffer."""
 
 
 def _http1(name: str, kind: Kind, form: Ask, *, formatted: int = 0, **more: Any) -> Scenario:
@@ -707,7 +707,7 @@ def _scenarios() -> Iterator[Scenario]:
     yield _http2("more-tgi-h2", careless, _lmi(predictions, Document), config=tgi)
     yield _http1("more-dynamic", careless, _batch(predictions, BatchLines), **some)
     yield _http1("more-formatted", careless, text, formatted=4)
-    # what goes wrong with a request is a message there, and no ending
+    # there, an error of a request is a message and no ending
     yield _http2("grpc-text", session, _streamed_by_grpc, without=frozenset(["raise"]))
     yield _http1("more-v2-generate", careless, _generate())
     yield _http2("more-v2-generate-stream-h2", careless, _generate(stream=True))
@@ -723,7 +723,7 @@ def _scenarios() -> Iterator[Scenario]:
     yield _http2("stop-v2-generate-stream-h2", careless, _generate(stream=True, **cut))
     yield _bidi("stop-bidi", careless, **cut)
 
-    # what a word of 400 bytes may wait in: the send buffer, the pipe, the client's read, and the model's hand
+    # `ahead`: words of 400 bytes in the send buffer, the pipe, the client's read, and the model
     slow: dict[str, Any] = {"pace": 0.001, "ahead": 6}
     yield _http1("slow", endless, _messages(chat, Chunks, tokens=9, stream=True), **slow)
     yield _http2("slow-h2", endless, _messages(chat, Chunks, tokens=9, stream=True), **slow)

@@ -40,7 +40,7 @@ from tests.gateway.sweep_scenarios import (
 )
 
 _ROWS, _ROW = 8, 300
-"""Of a request that comes in pieces, and the bytes of each."""
+"""The rows of a request that comes in pieces, and the bytes of each row."""
 
 
 # -- models and what is made of their answers ------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def _websocket() -> Scenario:
         family=Family.TENSOR,
         play=play,
         again=again,
-        # what is read ahead, the message at hand, and an answer beyond the send buffer
+        # the read-ahead, the message at hand, and an answer beyond the send buffer
         memory=2 * (4096 + 2048 + 1600 + 1600),
         without=frozenset(["raise"]),  # which ends a request there, and not the exchange
     )

@@ -49,10 +49,10 @@ CAPACITY = 32 * KiB
 SEND_BUFFER = LimitsConfig().send_buffer
 READ_AHEAD = LimitsConfig().read_ahead
 WINDOW = HTTP2Config().initial_window
-# What a message's framing adds to its payload, at least and at most: a line's keys and a chunk's ends, an event's headers,
+# Bytes that framing adds to a message's payload, at least and at most: a line's keys and a chunk's ends, an event's headers,
 # frame heads, a third for base64.
 LINE, EVENT, RAW, BASE64 = (60, 110), (80, 180), (0, 20), (334, 350)
-REPLY = (100, 160)  # of v2, in JSON, with all that an output says of itself
+REPLY = (100, 160)  # a v2 response in JSON, with all fields of an output
 FRAMING = {
     "lmi": (LINE,),
     "bidi": (EVENT,),
@@ -75,8 +75,8 @@ FRAMING = {
     "v2session": (REPLY,),
     "grpcstream": ((-50, 0),),  # numbers are shorter in binary, and its framing too
 }
-# What a bridge holds beside what its platform's side does: the container's transport and queue, and the frames between,
-# beyond whose bound one read reaches.
+# Bytes that a bridge holds beyond those of its platform's side: the container's transport and queue, and the frames between,
+# where one read may exceed the bound.
 BRIDGE = CAPACITY + SEND_BUFFER + ContainerLimits().read_ahead + 64 * KiB
 
 
@@ -103,7 +103,7 @@ async def test_a_client_that_reads_nothing_stops_its_model_within_the_bound(wire
         assert probe.sent == produced
 
         assert await call.take(produced + 500) == list(range(produced + 500))
-        # what the client has read, and not taken: whole messages, the beginning of one, and what its machine still has
+        # messages that the client has read, and not taken: whole ones, the beginning of one, and those in its machine
         sent, whole, rest = probe.sent, len(call._numbers), PAYLOAD
         while isinstance(event := call.line.machine.next_event(), Data | Frame):
             rest += len(event.buffers[0] if isinstance(event, Data) else event.data)
@@ -322,7 +322,7 @@ async def test_a_run_of_empty_frames_is_read_ahead_to_the_same_bound(autojump_cl
             (connection,) = house.gateway.server.connections
             (exchange,) = connection.exchanges.values()
             assert connection.reading_paused
-            frames = (64 * KiB) // 6  # of one read, which reaches beyond
+            frames = (64 * KiB) // 6  # the frames of one read, which may exceed the bound
             inbound = exchange.inbound
             assert inbound is not None
             assert READ_AHEAD <= inbound.waiting <= READ_AHEAD + frames * inbound.waiting // len(inbound._arrived)
@@ -442,7 +442,7 @@ async def test_a_transport_that_holds_one_byte_changes_nothing(wire: str, autoju
         call = await house.call(wire)
         numbers, over = await call.rest()
         assert (numbers, over.how) == (list(range(6)) if wire in STREAMS else [], "complete")
-        await call.line.read()  # what follows the end
+        await call.line.read()  # bytes behind the end
         assert house.endings == {"complete": 1}
 
 

@@ -1,4 +1,4 @@
-"""Whatever is cancelled at whatever step: messages stay a prefix, endings are one and honest, and nothing is left behind."""
+"""Any cancellation at any step: messages stay a prefix, each exchange has one true ending, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ STRIDES = {
     "process-v2": 5, "process-lmi": 11, "process-threads": 11, "process-queue": 11, "process-bidi": 61,
     "process-websocket": 59, "process-rude": 61, "process-rolling": 11,
 }  # fmt: skip
-"""What a test here takes of the steps; the targets of a scenario start at different ones, and so cover them together. One
-in four of those, with the first readiness, is what `pytest` takes by itself; every step of everything is what
-`python -m tests.gateway.sweep` does."""
+"""Strides: a test here takes each n-th step of its scenario. The targets of a scenario start at different steps, and so
+cover them together. By default, `pytest` takes one in four of those, with the first readiness. `python -m
+tests.gateway.sweep` takes every step of everything."""
 AT_ONCE = {("inline", "leader")}
-"""Where the victim's exchange is over in the step that began it, and so is never found live."""
+"""Pairs in which the victim's exchange ends in the step that began it, and so is never found live."""
 ALONE = SAGEMAKER.keys() | TEXT.keys() | BATCHED.keys() | PROCESSES.keys()
 """Scenarios that are played on one driver."""
 FEW_STEPS = ("raise", "memory")
@@ -121,7 +121,7 @@ def three_in_four(first: int, stride: int) -> Iterable[int]:
 
 
 def shares() -> Iterator[Any]:
-    """What is swept by default, and then what that leaves out."""
+    """Each default share of the sweep, and then the rest of it."""
     for scenario, target, driver in each_target():
         if driver == DRIVERS[0]:
             yield scenario, target, driver, one_in_four

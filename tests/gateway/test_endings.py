@@ -37,7 +37,7 @@ from tests.gateway.promises import (
 )
 
 OF_ONE_REQUEST = [w for w in WIRES if not WIRE[w].survives]
-"""Where an error of the model ends the exchange: on the others it ends a request (test_v2_sessions)."""
+"""Wires on which an error of the model ends the exchange; on the others it ends a request (test_v2_sessions)."""
 SECRET = "the password is swordfish"
 ERRORS = [pytest.param(ModelError("no such voice", code="Voice", status=422), id="ModelError"), RuntimeError(SECRET)]
 
@@ -107,7 +107,7 @@ async def test_a_model_that_raises_in_mid_stream(wire: str, error: Exception, ba
     async with with_a_neighbour(wire, Probe(fail).spec(wire)) as (house, call):
         with at_once():
             numbers, over = await call.rest()
-        if WIRE[wire].in_band == "cut":  # what was not written yet goes with it
+        if WIRE[wire].in_band == "cut":  # unwritten messages are lost with it
             assert numbers == list(range(len(numbers)))
         else:
             assert numbers == ([0, 1, 2] if wire in STREAMS else [])
@@ -205,7 +205,7 @@ async def test_a_deadline_reaches_a_client_that_did_not_read(wire: str, autojump
         assert probe.live == 0
         numbers, over = await call.rest()
         assert numbers == list(range(len(numbers)))
-        if over.how == "error" and wire != "bridge":  # whose container has said more than its client heard
+        if over.how == "error" and wire != "bridge":  # a bridge's container has said more than its client heard
             assert len(numbers) == probe.sent
         WIRE[wire].failed(over, "timeout")
         assert house.endings == WIRE[wire].ended("deadline")
@@ -404,7 +404,7 @@ async def test_an_exception_in_a_connection_ends_that_connection_alone(
             return whole(self, *arguments)
 
         whole = getattr(type(target), name, None)
-        if whole is None:  # what it has from its machine, without a call between
+        if whole is None:  # an attribute that it takes from its machine, not a method
             monkeypatch.setattr(target, name, partial(fail, target))
         else:
             monkeypatch.setattr(type(target), name, fail)
@@ -425,7 +425,7 @@ async def test_an_exception_in_a_connection_ends_that_connection_alone(
         assert broken not in house.gateway.server.connections
         if point == "wire.close":
             monkeypatch.undo()
-            wire.close()  # what it would have given back
+            wire.close()  # gives back what the broken call did not
 
 
 async def test_an_exception_at_the_end_of_an_exchange_does_not_keep_it(

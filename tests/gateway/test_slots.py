@@ -138,7 +138,7 @@ def test_who_knows_the_slots_keeps_neither_the_worker_nor_its_model_alive() -> N
     assert slots.in_use == 0
 
 
-# -- what one party may hold -----------------------------------------------------------------------------------------
+# -- the share of a party --------------------------------------------------------------------------------------------
 
 
 async def test_a_party_with_its_share_waits_though_a_slot_is_free_and_another_has_it() -> None:

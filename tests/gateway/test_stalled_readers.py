@@ -29,13 +29,13 @@ from protocols.websocket.handshake import request_headers
 
 CLIENTS, WANTED = 1000, 100_000_000
 CAPACITY = 4096
-"""What a connection in memory holds on its way, as a kernel would."""
+"""Bytes that a connection in memory holds on their way, as a kernel would."""
 SEND_BUFFER = LimitsConfig().send_buffer
 CONNECTION = {"http1": 16 * 1024, "http2": 36 * 1024, "websocket": 16 * 1024}
 """docs/explanation/costs.md: at most what a connection with one exchange costs beside what is queued."""
 PART, TEXT = 10_000, 100
 TOLD: Counter[str] = Counter()
-"""What the models have said."""
+"""The number of messages that each model has made."""
 
 
 async def much(part: Part) -> AsyncIterator[Part]:
@@ -106,7 +106,7 @@ async def test_readers_that_stop_cost_a_send_buffer_and_a_connection_each(mock_c
     specs = [spec_of(model, capacity=CLIENTS + 1) for model in (much, long, vast)]
     async with memory_gateway(specs, capacity=CAPACITY) as served:
         for kind, opening in STORIES.values():
-            asked(served, opening(kind))  # what is made once
+            asked(served, opening(kind))  # makes the objects that are made once
         await wait_all_tasks_blocked()
         gc.collect()
         tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Who tells a run's connections what is ready, and which connection serves a client's transport."""
+"""The sources of readiness for a run's connections, and the connection that serves a client's transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRIVERS = ("leader", "waiting") if Poller.available else ("waiting",)
 
 
 def serves(connection: Connection, client: MemoryTransport) -> bool:
-    """Whether it is the server's side of this client's transport."""
+    """True if the connection is the server's side of this client's transport."""
     return _memory(connection.transport) is client._other
 
 
