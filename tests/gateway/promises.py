@@ -60,11 +60,11 @@ from tests.gateway.sagemaker_answers import LiteralAnswer, WithinEvents
 
 KiB = 1024
 PAYLOAD = 1000
+"""Bytes of a numbered message, as its model makes it."""
 EPOCH = 784111777.0
-"""The time on the wall clock of `serving`, always."""
+"""The time on the wall clock of `serving`, always: seconds since 1970."""
 NOW = b"Sun, 06 Nov 1994 08:49:37 GMT"
 DATE = b"date: %b\r\nx-content-type-options: nosniff\r\n" % NOW
-"""Bytes of a numbered message, as its model makes it."""
 BASE = 10_000_000
 """Added to each number in a tensor, so that all have one length in JSON."""
 
@@ -73,14 +73,14 @@ CANCELLED = {"cancelled-by-client": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """A wire's calls: what carries them, and how they say what went wrong."""
+    """A wire's calls: the form that carries them, and the codes of their failures."""
 
     form: Form
     transport: str = "http2"
     carries: Form | None = None
     """The form of the body, if a SageMaker form carries another. Default None: the wire's own form."""
     asks: Callable[[str], Question] | None = None
-    """The request for a model by its name, where the form's is another."""
+    """Makes the request for a model by its name. Default None: the form's own request."""
     opens: bool = False
     """True if a duplex client speaks first: its first message tells the form of the answer."""
     blames: bool = False
@@ -92,7 +92,7 @@ class Wire:
 
     @property
     def body(self) -> Form:
-        """The form of what the model is asked."""
+        """The form of the request's body."""
         return self.carries or self.form
 
     @property
@@ -134,16 +134,16 @@ class Wire:
         return self.form is Form.GRPC_STREAM
 
     def code(self, status: str) -> str:
-        """How a refusal with this status of HTTP's is called here."""
+        """The wire's own code for this HTTP status."""
         return _CODES[status] if self.grpc else status
 
     @property
     def lost(self) -> str:
-        """How a call is refused whose model's worker has ended under it."""
+        """The wire's code for a call whose worker ended during it."""
         return self.code("500" if self.grpc else "503")
 
     def ended(self, ending: str, times: int = 1) -> dict[str, int]:
-        """The endings that are counted where its model has come to such an end."""
+        """The counts of endings after a model ended like this."""
         return {"complete" if self.apart else ending: times}
 
     @property
@@ -168,7 +168,7 @@ class Wire:
         return replace(through, headers=question.headers, answer=answer)
 
     def expected(self, *, lost: bool = False) -> tuple[str, str]:
-        """`how` and `code` of an error in the middle of an answer; `lost`: it was not the model's fault."""
+        """`how` and `code` of an error in the middle of an answer. `lost`: True if it was not the model's fault."""
         match self.in_band:
             case "event":
                 return "error", "InternalStreamFailure" if lost else "ModelStreamError"
@@ -181,11 +181,11 @@ class Wire:
 
     @property
     def drained(self) -> str:
-        """The code of a drain's end in the middle of an answer, where it has one of its own."""
+        """The code of a drain's end in the middle of an answer; "" without one of its own."""
         return "14" if self.grpc else {"close": "1001"}.get(self.in_band, "")
 
     def failed(self, over: Over, text: str, *, lost: bool = False) -> None:
-        """The end of an answer in the middle says this error, as far as the wire has words."""
+        """Checks that a cut answer ended with this error, as far as the wire has words."""
         how, code = self.expected(lost=lost)
         assert over.how == how
         if how == "error":
@@ -280,14 +280,14 @@ STREAMS = tuple(name for name, wire in WIRE.items() if wire.streams)
 UNARY = tuple(name for name, wire in WIRE.items() if not wire.streams)
 DUPLEX = tuple(name for name, wire in WIRE.items() if wire.duplex)
 LEAVES = {"fin": Leave.CLOSE, "half-close": Leave.HALF, "rst": Leave.RESET}
-"""How a client takes its whole connection with it, by the tests' names."""
+"""The ways in which a client ends its whole connection, by the tests' names."""
 _ANYWHERE = "probe"
 PADDING = 64
-"""The most of a padded wire's part."""
+"""Characters of padding in a part of a padded wire, at most."""
 
 
 _CODES = {"422": "3", "500": "13", "503": "14", "504": "4"}
-"""gRPC's codes, by the statuses that other wires have for the same."""
+"""gRPC's codes, by the HTTP statuses of other wires."""
 
 
 @functools.cache
@@ -320,7 +320,7 @@ def configured(wire: str, config: Config) -> Config:
 
 
 class Probe:
-    """A model that runs a script and keeps count of what became of it."""
+    """A model that runs a script and counts its calls and their ends."""
 
     def __init__(self, script: Callable[[Probe, Session[Any, Any]], Awaitable[None]], name: str = "probe") -> None:
         self.script, self.name = script, name
@@ -347,7 +347,7 @@ class Probe:
         return spec_of(self, self.name, family=self.family, **options)
 
     def speak(self, wire: str) -> None:
-        """From now on its messages are that wire's."""
+        """Sets the wire whose messages it sends and takes from now on."""
         self.family, self.asked = WIRE[wire].family, WIRE[wire].asked
 
     def message(self, number: int) -> Any:
@@ -361,18 +361,18 @@ class Probe:
                 return InferResponse(outputs=(Tensor(name="y", data=np.full(PAYLOAD // 9, BASE + number)),))
 
     async def take(self, session: Session[Any, Any]) -> None:
-        """The request, where the wire has one before the answer."""
+        """Takes the request, if the wire has one before the answer."""
         if self.asked:
             await session.receive()
 
     async def say(self, session: Session[Any, Any], times: int = 1) -> None:
-        """The next numbers."""
+        """Sends the next `times` numbers."""
         for _ in range(times):
             await session.send(self.message(self.sent))
             self.sent += 1
 
     async def hear(self, session: Session[Any, Any]) -> int:
-        """The number of the next part."""
+        """Receives the next part, and returns its number."""
         number = int(bytes((await session.receive()).data[:8]))
         self.received.append(number)
         return number
@@ -446,7 +446,7 @@ class House:
         return self._keep(Line(await client.websocket(transport, path), transport))
 
     async def call(self, wire: str, model: str = "probe", line: Line | None = None, **options: Any) -> Call:
-        """A call of a model over a wire, on a connection of its own where none is given; its request is written."""
+        """A call of a model over a wire, on a connection of its own if `line` is None; its request is written."""
         question = WIRE[wire].question(model, **options)
         if WIRE[wire].transport == "websocket":
             line = await self.socket(question.path)
@@ -496,7 +496,7 @@ class House:
         return next(c for c in self.gateway.server.connections if ways.serves(c, line.transport.below))
 
     async def still(self) -> None:
-        """Everything has run as far as it can without time or a client."""
+        """Waits until everything has run as far as it can without time or a client."""
         await wait_all_tasks_blocked()
 
     async def opened(self, before: int) -> None:
@@ -507,7 +507,7 @@ class House:
         return await tasks() - sum(gateway.server.runner.idle for gateway in gateways)
 
     def check_ledger(self) -> None:
-        """No exchange is live, so nothing is held: no byte, no slot, no credit, on connections that stay open."""
+        """Checks that nothing is held without a live exchange: no byte, slot or credit, on connections that stay open."""
         counts = self.gateway.counts()
         assert (counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0)
         assert not [left for container in self.containers for left in left_over(container.gateway)]
@@ -536,7 +536,7 @@ class House:
 
 
 async def tasks() -> int:
-    """Tasks that live when everything stands still."""
+    """The number of tasks that live when everything stands still."""
     await wait_all_tasks_blocked()
     return trio.lowlevel.current_statistics().tasks_living
 
@@ -592,7 +592,7 @@ def bridge_to(container: MemoryGateway, spec: ModelSpec, **limits: Any) -> Model
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """On a mocked clock: what happens inside waits for no timer."""
+    """Checks, on a mocked clock, that the block waits for no timer."""
     began = trio.current_time()
     yield
     assert trio.current_time() == began
@@ -689,14 +689,14 @@ class Line:
         await self._read_all()
 
     async def over_raw(self) -> None:
-        """The same past the machine: `transport.read` has it all."""
+        """Reads to the end of the connection without the machine: `transport.read` has it all."""
         buffer = memoryview(bytearray(64 * KiB))
         while (n := self.transport.try_receive_into(buffer)) != 0:
             if n is None:
                 await self.transport.wait_readable()
 
     def send_and_close(self, *events: Any) -> None:
-        """All of it before the server can look."""
+        """Sends all events and closes, before the server can look."""
         for event in events:
             self.machine.send(event)
         data = b"".join(self.machine.data_to_send(2**20))
@@ -761,7 +761,7 @@ class Call:
         return self._numbers.popleft()
 
     async def rest(self) -> tuple[list[int], Over]:
-        """The numbers that are still to come, and how it ended."""
+        """The rest of the numbers, and the end of the answer."""
         numbers: list[int] = []
         while isinstance(number := await self.next(), int):
             numbers.append(number)
@@ -815,7 +815,7 @@ class Call:
         return Over("complete", text, "200") if self._whole else Over("complete")
 
     def _ended_with(self, answer: CallAnswer) -> Over:
-        """The end of gRPC's. That of a request of a stream that goes on has no code."""
+        """The end of a gRPC call. A request of a stream that goes on ends without a code."""
         assert answer.code is not None
         if not answer.error:
             return Over("complete", code="200" if self._whole else "")
@@ -823,7 +823,7 @@ class Call:
         return Over("refused" if answer.refused else "error", answer.error, code)
 
     async def leave(self, how: Leave | GoAway) -> None:
-        """The client goes away: as simulate's do, or it says GOAWAY before it closes."""
+        """The client leaves as the simulator's clients do, or sends GOAWAY before it closes."""
         line = self.line
         match how:
             case Leave.CLOSE:
@@ -840,7 +840,7 @@ class Call:
 
 
 def number_of(message: Any) -> int:
-    """Which of its model's messages it is, in whatever words."""
+    """The number of a model's message, from the form of any wire."""
     match message:
         case str() | bytes():
             return int(message[:8])
@@ -881,7 +881,7 @@ class EventsCall(DuplexCall):
         return bidi.encode_request_end(date_ms=0)
 
     async def hush(self) -> None:
-        """The input is complete."""
+        """Completes the input."""
         end = tuple(self.encoded_end())
         await self.line.send(*([Data(stream=self.stream, buffers=end)] if end else []), End(stream=self.stream))
 
@@ -956,7 +956,7 @@ _CALLS: dict[str, type[Call]] = {
     "bidi-signed": SignedCall,
     "v2session": SessionCall,
 }
-"""By the wire's name, where it has one of its own."""
+"""By the names of wires that have a class of their own."""
 
 
 def raw(stream: int, method: bytes, path: str, **options: Any) -> Request:

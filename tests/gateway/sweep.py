@@ -54,7 +54,7 @@ _END = 30.0
 _BUSY = 2000
 """Steps of one task without any virtual time after which it counts as spinning."""
 _OWN = ("Acceptor._turns", "Runner._run", "MemoryProcess._run", "Instances.keep")
-"""Tasks whose steps, and those of the tasks that they start, are the victim's, beside those of its connection."""
+"""Tasks whose steps, and those of the tasks that they start, count as the victim's, as those of its connection do."""
 _LOADED = (
     *("load.<locals>.crash", "RollingBatch.run", "Batcher._alarm", "Instances.keep", "MemoryProcess._run", "Child._read"),
     *("MemoryProcess.read_output", "Instance._write", "Instance._watch_exit", "Instance._watch_loop", "Child._write"),
@@ -79,17 +79,17 @@ class Target:
     """The endings that the victim may have, besides COMPLETE."""
     wires: frozenset[str] = frozenset({"http/1.1", "http/2", "websocket"})
     embedded: bool = False
-    """The connections are streams and tasks of an embedder, not the gateway's own; beside a leader the victim's alone."""
+    """The connections are streams and tasks of an embedder, not the gateway's own; with a leader, only the victim's is."""
     fatal: bool = False
-    """The gateway ends with it."""
+    """True if the fault ends the gateway."""
     anybody: bool = False
-    """It may hit any one exchange."""
+    """True if the fault may hit any one exchange."""
     within: float = 0.1
     """Virtual seconds in which everything must be over; nothing here has to wait for the coarse timer."""
     logs: frozenset[str] = frozenset()
     """Errors that the log may name."""
     process: bool = False
-    """It befalls a process of the first model."""
+    """True if the fault befalls a process of the first model."""
     then: tuple[int, Target] | None = None
     """A second target, which is cancelled this number of steps later if it is ready then."""
 
@@ -251,7 +251,7 @@ class Run(trio.abc.Instrument):
     # -- connections -----------------------------------------------------------------------------------------------
 
     def connect(self, line: str) -> MemoryTransport:
-        """A client's end of a new connection; a closed one where the gateway takes none any more."""
+        """A client's end of a new connection; closed if the gateway takes none any more."""
         ours, theirs = self.ours[line], self.theirs[line] = memory_pair(self.scenario.buffer)
         nursery = self.gateway.acceptor.nursery
         self._owning = line == VICTIM
@@ -273,7 +273,7 @@ class Run(trio.abc.Instrument):
             await self.gateway.serve_stream(stream)
 
     def connection(self, line: str) -> Connection | None:
-        """The server's side of it, while it is served."""
+        """The server's side of a client's connection, None once it is no longer served."""
         ours = self.ours.get(line)
         return ours and next((c for c in self.gateway.server.connections if serves(c, ours)), None)
 
@@ -283,7 +283,7 @@ class Run(trio.abc.Instrument):
 
     @property
     def exchange(self) -> Exchange | None:
-        """The victim's, while it is live."""
+        """The victim's exchange, None if it is not live."""
         exchange = self.recorder.by_talk.get(VICTIM)
         return exchange if exchange is not None and exchange in self.recorder.live else None
 
@@ -405,7 +405,7 @@ class Run(trio.abc.Instrument):
         self._playing = False
 
     async def _play_again(self) -> None:
-        """The worker is there and answers."""
+        """Checks that the worker still answers."""
         await trio.testing.wait_all_tasks_blocked()
         worker = self.gateway.supervisor.workers["m"]
         with trio.move_on_after(1.0):
@@ -488,11 +488,11 @@ class Run(trio.abc.Instrument):
 
     @property
     def _drained(self) -> bool:
-        """A drain was begun and let alone."""
+        """True if a drain began and nothing interrupted it."""
         return self.target.fire is _drain and self.target.then is None and self.fired_at is not None
 
     def _check_report(self) -> None:
-        """A drain says what became of whom."""
+        """Checks that the drain's report counts one ending for each live exchange, within the target's time."""
         report = self.gateway.drain_report
         if report is None or sum(report.endings.values()) != report.live or report.seconds > self.target.within:
             self.problems.append(f"9: the drain reports {report}")
@@ -614,7 +614,7 @@ def _break_transport(run: Run) -> None:
 
 
 def _there(run: Run) -> MemoryProcess | None:
-    """The process of the first model that the victim's call has begun in, or else any: while it is alive."""
+    """The process of the first model that the victim's call has begun in, or else any; None if it is not alive."""
     processes = run.stage.processes
     found = run.stage.there.get(VICTIM) or (processes and processes.last.get(0))
     return found if found is not None and found.alive else None
@@ -775,7 +775,7 @@ def run_once(
     every_task: bool = False,
     trace: bool = False,
 ) -> Result:
-    """One run, interrupted at that step; step 0 is never."""
+    """Makes one run, interrupted at that step; step 0 interrupts nothing."""
     seeds = seeded(seed, step=_STEP_SECONDS)
     with seeds, errors_logged() as logged, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -69,24 +69,24 @@ class Stage:
         """Told of an HTTP/2 connection that is about to be closed by its client, and idle."""
         self._fired = fired
         self.crash = Doorbell()
-        """Rung, the first model's worker crashes."""
+        """Ringing it crashes the first model's worker."""
         self.leave = Doorbell()
-        """Rung, the victim resets its stream or closes its WebSocket."""
+        """Ringing it makes the victim reset its stream or close its WebSocket."""
         self.can_leave = False
         self.points = self.raise_at = 0
         self.rude = False
-        """The victim's model raises while it is cancelled."""
+        """True if the victim's model raises while it is cancelled."""
         self.tls: ssl.SSLContext | None = None
-        """With which clients encrypt."""
+        """The context with which clients encrypt; None for clear text."""
         self.processes: MemoryProcesses | None = None
-        """Those of the first model, where it runs in some."""
+        """The processes of the first model; None if it runs in the gateway."""
         self.there: dict[str, MemoryProcess | None] = {}
         """The process that each call has begun in."""
         self.repository: Repository
         self.start_soon: Callable[..., None]
         """Runs what is neither a client nor the server's, such as a container."""
         self.patient = False
-        """While it is true nothing is interrupted."""
+        """While True, nothing is interrupted."""
 
     def talk(self, name: str, line: str = "", model: str = "m") -> Talk:
         """A new exchange, on the connection of its own name unless another is given."""
@@ -620,13 +620,13 @@ class Scenario:
     """Bytes in flight in each direction of a connection, as in a kernel's socket buffers."""
     tls: bool = False
     rude: bool = False
-    """The victim's model raises while it is cancelled."""
+    """True if the victim's model raises while it is cancelled."""
     cuts: bool = False
-    """An error in the middle of an answer has no words: the answer is cut off."""
+    """True if an error in the middle of an answer has no words: the answer is cut off."""
     served: Callable[[Stage], Callable[[str], ModelSpec]] | None = None
     """Makes the specs of the models, by their names, in place of `model`."""
     place: MemoryPlace | None = None
-    """The models run in processes like that."""
+    """The place of the models' processes; None if they run in the gateway."""
     without: frozenset[str] = frozenset()
     """Targets that do not apply to it."""
     ahead: int = 1_000_000

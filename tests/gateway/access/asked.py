@@ -154,7 +154,7 @@ async def asking(wire: str, chosen: Config, **how: Any) -> AsyncIterator[tuple[G
             stream = getattr(peer, "asked", -1) + 2
             peer.asked = stream
             fields = [*headers, *(handshake.request_headers(bytes(16)) if socket else ())]
-            if path.startswith(_OF_GRPC):  # replaces a content type that the caller gave for the other rows
+            if path.startswith(_OF_GRPC):  # gRPC needs its own content type, whatever the caller gave
                 fields = [
                     *(field for field in fields if field[0] != b"content-type"),
                     (b"content-type", b"application/grpc"),

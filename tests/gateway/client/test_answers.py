@@ -76,7 +76,7 @@ ENDS: dict[str, tuple[type[Answer], bytes, bytes]] = {
     "frames, an error": (InferFramesAnswer, frame(TENSOR), frame({"error": ""})),
     "events, an error": (EventsAnswer, PART, failure("")),
 }
-"""By name: the reader, a message, and the error without words that ends the answer."""
+"""By name: the reader, a message, and the bytes that end the answer. Errors among them have no words."""
 each = pytest.mark.parametrize("name", ENDS)
 
 

@@ -1,4 +1,4 @@
-"""Spans have the right parent on every wire and driver, also if exchanges share a connection, a task, a thread or a batch."""
+"""Spans have the right parent on every wire and driver, also if exchanges share a connection, task, thread or batch."""
 
 from __future__ import annotations
 
