@@ -118,7 +118,7 @@ def test_three_codings_inside_one_another_are_one_too_many() -> None:
         (b"gzip;level=1", None),
         (b"gzip deflate", None),
         (b"gzip;q=abc, deflate;q=0.1", DEFLATE),
-        (b"gzip;q=0, gzip", None),  # what is there twice counts once
+        (b"gzip;q=0, gzip", None),  # only the first member of a name counts
         (b",,\xff,gzip,", GZIP),
     ],
 )

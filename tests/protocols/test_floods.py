@@ -146,7 +146,7 @@ def test_bursts_and_rates_can_be_set_and_what_earns_cannot() -> None:
     assert [row.burst for row in table if row.kind != "ping"] == [row.burst for row in HTTP2_FLOODS if row.kind != "ping"]
 
 
-# -- whatever comes
+# -- any sequence of counts
 
 TOY: Allowances[FrameCounters] = Allowances(
     (
@@ -169,7 +169,7 @@ steps = st.lists(
 def played(
     steps: list[tuple[str, int, float]], ask: Callable[[int], bool], *, gate: bool = True
 ) -> list[tuple[int, Flood | None]]:
-    """What the policy says after which steps; it is asked where `ask` says so."""
+    """Returns the verdicts of the policy, each with its step. The policy is asked at the steps that `ask` accepts."""
     policy, counters, now, said = FloodPolicy(TOY, 0.0), FrameCounters(), 0.0, list[tuple[int, Flood | None]]()
     for number, (counter, n, pause) in enumerate(steps):
         now += pause

@@ -97,7 +97,7 @@ def test_no_decoder_sees_more_than_some_milliseconds_of_a_long_text(monkeypatch:
     assert len(seen) > 2
 
 
-# -- what a text may have
+# -- limits of a text
 
 
 @pytest.mark.parametrize("text", [b"[" + b",".join([b"[]"] * 99) + b"]", b"[" + b",".join([b'{"a":{}}'] * 49) + b", {}]"])

@@ -12,7 +12,7 @@ from protocols.openapi import Answer, Body, Field, Operation, document
 
 
 class Thing(msgspec.Struct):
-    """What there is,
+    """A thing,
     in two lines."""
 
     size: int = 0
@@ -48,7 +48,7 @@ def test_types_are_shared_and_described_in_one_line() -> None:
     doc = made(GET, PUT)
     OpenAPIV31SpecValidator(doc).validate()
     assert list(doc["components"]["schemas"]) == ["Thing"]
-    assert doc["components"]["schemas"]["Thing"]["description"] == "What there is, in two lines."
+    assert doc["components"]["schemas"]["Thing"]["description"] == "A thing, in two lines."
     shown = doc["paths"]["/things/{name}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert shown == {"$ref": "#/components/schemas/Thing", "description": "Of any size."}
 

@@ -280,7 +280,7 @@ def test_an_end_among_known_parts_is_an_end():
         decoder.next_part()
 
 
-# ---- what is remembered
+# ---- remembered headers
 
 
 def test_only_headers_that_tell_nothing_about_a_request_are_remembered():

@@ -92,7 +92,7 @@ def every_cut(wire):
     yield [wire[at : at + 1] for at in range(len(wire))]
 
 
-# What stands in PayloadPart, the same in both readings.
+# Texts of PayloadPart, and the part that both readings give.
 RIGHT = [
     ('{"Bytes":"aGk="}', part(b"hi")),
     ('{"Bytes":""}', part(b"")),
@@ -580,7 +580,7 @@ def test_an_object_may_hold_2048_arrays_and_objects():
 
 
 def test_numbers_that_nobody_asked_for_are_not_converted():
-    # What a double takes 10 us to read, and what none can hold; both are JSON.
+    # One takes 10 us to convert, and no double holds 1e999 or the last. All are valid JSON.
     for number in (b"1.7976931348623157e308", b"1e999", b"-0.0", b"1" * 400):
         assert literal(b'{"PayloadPart":{"Bytes":"aGk=","x":[%b,1]}}' % number) == [part(b"hi"), END]
 
@@ -630,7 +630,7 @@ def test_long_base64_that_is_wrong_anywhere_is_refused(wrong, place):
             assert isinstance(result[0], str)
 
 
-# ---- what a caller may do in a thread
+# ---- work that a caller may do in a thread
 
 
 def test_work_is_told_when_a_large_message_is_whole_and_only_then():

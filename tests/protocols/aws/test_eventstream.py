@@ -81,7 +81,7 @@ PAYLOADS = st.one_of(st.binary(max_size=400), st.integers(16380, 40000).map(lamb
 MESSAGES = st.builds(EventMessage, headers=HEADERS, payload=PAYLOADS)
 
 
-# ---- what goes out comes in
+# ---- round trips
 
 
 @given(HEADERS, PAYLOADS)
@@ -325,7 +325,7 @@ def test_a_name_has_1_to_255_bytes_of_utf8():
             encode_headers({name: True})
 
 
-# ---- what is wrong in other ways
+# ---- other errors
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_a_host_in_a_header_is_signed_where_the_client_has_no_authority() -> Non
     )
 
 
-# ---- what is refused, and how it is said
+# ---- refusals and their texts
 
 INVALID, INCOMPLETE = ErrorCode.INVALID_SIGNATURE, ErrorCode.INCOMPLETE_SIGNATURE
 
@@ -516,7 +516,7 @@ REQUESTS = st.builds(
 
 
 def meaning(sent: Head) -> tuple[object, ...]:
-    """What a signature tells apart: requests with the same meaning have the same signature by design."""
+    """The parts of a request that its signature depends on: requests that are equal in them share a signature by design."""
     path, _, query = sent.target.partition(b"?")
     fields: dict[bytes, list[bytes]] = {}
     for name, value in sent.headers:

@@ -273,7 +273,7 @@ def test_a_security_token_added_after_signing_is_refused() -> None:
     assert refusal.value.code is ErrorCode.INVALID_SIGNATURE
 
 
-# ---- what other signers made: golden values
+# ---- golden values from other signers
 
 GOLDEN_NOW = 1795165142  # 2026-11-20T08:59:02Z
 GOLDEN = Verifier({"AKIDEXAMPLE": SUITE_SECRET}, region="us-west-2", allow_unsigned_payload=True)

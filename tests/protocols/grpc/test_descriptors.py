@@ -42,7 +42,7 @@ def test_messages_have_their_bytes() -> None:
         "121b 0a01 62 1802 2001 280b 320e 2e702e4f757465722e496e6e6572 4800"  # b = 2: message ".p.Outer.Inner", oneof 0
         "120b 0a01 63 1803 2001 2808 4801"  # c = 3: bool, oneof 1
         "1227 0a08 736f6d655f6d6170 1804 2003 280b"  # some_map = 4: repeated, message
-        "3215 2e702e4f757465722e536f6d654d6170456e747279"  # of ".p.Outer.SomeMapEntry"
+        "3215 2e702e4f757465722e536f6d654d6170456e747279"  # its type_name ".p.Outer.SomeMapEntry"
         "1a12 0a05 496e6e6572 1209 0a01 61 1801 2003 280c"  # nested_type "Inner", a = 1: repeated, bytes
         "1a3e 0a0c 536f6d654d6170456e747279"  # nested_type "SomeMapEntry"
         "120b 0a03 6b6579 1801 2001 2805"  # key = 1: int32
@@ -120,7 +120,7 @@ def test_tables_that_contradict_each_other_are_found_when_the_descriptor_is_made
     assert str(caught.value) == words
 
 
-# What is served
+# The files that are served
 
 
 def test_each_method_is_described_with_the_tables_that_read_and_write_it() -> None:

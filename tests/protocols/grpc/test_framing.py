@@ -73,7 +73,7 @@ def cut(wire: bytes, sizes: Iterable[int]) -> list[bytes]:
     return [*pieces, wire[at:]]
 
 
-# ---- what goes out comes in
+# ---- round trips
 
 GOLDEN = bytes.fromhex(
     "00 00000000"  # an empty message

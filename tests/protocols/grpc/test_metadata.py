@@ -110,8 +110,8 @@ def test_a_timeout_is_written_short(seconds: float, value: bytes) -> None:
 def test_a_timeout_comes_back_and_is_never_shorter(seconds: float) -> None:
     value = encode_timeout(seconds)
     assert len(value) <= 9
-    # A unit is used from 100,000 of it on, where the next finer one needs a ninth digit.
-    # What is below a thousandth of a nanosecond is the rounding of floats.
+    # A unit is used only from 100,000 of it on, where the next finer unit needs a ninth digit.
+    # Differences below a thousandth of a nanosecond are rounding errors of floats.
     assert seconds * (1 - 1e-12) - 1e-12 <= parse_timeout(value) <= seconds * (1 + 1e-5) + 1e-9
 
 

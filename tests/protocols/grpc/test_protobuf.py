@@ -119,7 +119,7 @@ def test_defaults_are_not_on_the_wire_and_none_is_absence() -> None:
 @pytest.mark.parametrize(
     ("wire", "values"),
     [
-        ("10011002", {"small": 2}),  # of a singular field the last wins
+        ("10011002", {"small": 2}),  # the last value of a singular field wins
         ("6a0208016a0212006a041a020102", {"inner": {"a": 1, "b": "", "c": [1, 2]}}),  # singular messages merge
         ("5801580258ffffffffffffffffff01", {"numbers": [1, 2, -1]}),  # not packed
         ("5a0101580258035a020405", {"numbers": [1, 2, 3, 4, 5]}),  # in pieces of both kinds
@@ -127,10 +127,10 @@ def test_defaults_are_not_on_the_wire_and_none_is_absence() -> None:
         ("42016142016208011a00", {"text": "b", "flag": True}),  # any order; field 3 of another wire type is skipped
         ("080008ffffffffffffffffff01", {"flag": True}),
         ("0882808080808080808000", {"flag": True}),  # a varint need not be as short as it can be
-        ("1085808080 10", {"small": 5}),  # of an int32 the low 32 bits count
+        ("1085808080 10", {"small": 5}),  # an int32 takes the low 32 bits
         ("10ffffffff0f", {"small": -1}),
         ("208580808010", {"count": 5}),
-        ("28ffffffffffffffffff7f", {"size": 2**64 - 1}),  # of ten bytes 64 bits
+        ("28ffffffffffffffffff7f", {"size": 2**64 - 1}),  # a varint of ten bytes gives 64 bits
         ("50feffffffffffffffff01", {"kind": -2}),  # enums are open
         ("8a01016192010208019a0100", {"other": {"a": 1, "b": "", "c": []}}),  # the last member of a oneof
         ("92010208018a0101619201021000", {"other": {"a": 0, "b": "", "c": []}}),  # a member that was replaced does not merge
@@ -138,7 +138,7 @@ def test_defaults_are_not_on_the_wire_and_none_is_absence() -> None:
         ("7a00", {"map": {"": {"a": 0, "b": "", "c": []}}}),  # an entry without key and value
         ("7a050a016b1a007a030a016b", {"map": {"k": {"a": 0, "b": "", "c": []}}}),
         ("7a0b120208010a016b12020802", {"map": {"k": {"a": 2, "b": "", "c": []}}}),  # value before key, twice
-        ("82010410010801820104080110 02", {"counts": {1: 2}}),  # of a key the last wins
+        ("82010410010801820104080110 02", {"counts": {1: 2}}),  # the last value of a key wins
         ("a00601a10601020304050607 08a2060161a50601020304", {}),  # unknown fields of each wire type
         ("0d010203040801", {"flag": True}),  # a known number of another wire type
     ],

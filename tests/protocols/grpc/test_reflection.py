@@ -21,7 +21,7 @@ SERVED = ServerReflection()
 
 
 def ask(server: ServerReflection, **request: Any) -> dict[str, Any]:
-    """What a server says to a request, but for what it repeats of it."""
+    """Returns the answer to a request, without the members that repeat the request."""
     said = RESPONSE.read(server.answer(REQUEST.write(request)))
     assert said.pop("original_request") == {"host": "", **request}
     assert said.pop("valid_host") == request.get("host", "")

@@ -285,7 +285,7 @@ def test_typed_contents_are_exact_in_every_form(datatype: str) -> None:
         random = staticmethod(lambda: 0.0)
 
     assert only(b"\x0a\x01m" + tables.loosened(inputs, Loose())).tolist() == values  # type: ignore[arg-type]
-    # what a client of ours writes is read as well
+    # the request of our own client is read as well
     wanted = tensor(values if datatype != "BYTES" else np.array(values, object), datatype, "x")
     assert only(joined(render_infer_request("m", [wanted], typed=True))).tolist() == values
 

@@ -1,4 +1,4 @@
-"""What an HTTP/1.1 machine gives to be written: joining, references, portions, room and endings."""
+"""The output of an HTTP/1.1 machine: joining, references, portions, room and endings."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def pulled(machine: HTTP1Connection, events: list[Any]) -> tuple[Any, list[tuple
 
 
 def receive_alike(at_once: HTTP1Connection, by_bytes: HTTP1Connection, data: bytes) -> bool:
-    """The same bytes for both, which one has in a piece, and the other each alone: what comes of them is the same. True where
-    the first has given out a request with its body."""
+    """Gives both the same bytes, one in a piece, the other byte by byte, and checks that their events and states are the
+    same. True if the first has given out a request with its body."""
     if data:
         at_once.receive_data(data)
     events: list[Any] = []
@@ -138,7 +138,7 @@ def test_a_request_without_a_body_has_an_empty_one() -> None:
 def test_of_requests_sent_ahead_one_that_lies_alone_brings_its_body() -> None:
     machine = again()
     assert received(machine) == b"ping"
-    assert received(machine, PONG) is None  # whose turn has not come
+    assert received(machine, PONG) is None  # its turn has not come
     assert machine.next_event() is PAUSED
     machine.receive_data(PING)
     answer(machine)
@@ -278,4 +278,4 @@ def test_a_conversation_is_the_same_by_whole_requests_and_by_bytes(told: list[tu
                 receive_alike(*machines, data[i : i + step])
         for what in acts:
             assert act(machines[0], what) == act(machines[1], what)
-            receive_alike(*machines, b"")  # what was sent ahead
+            receive_alike(*machines, b"")  # an act may bring the turn of a request that was sent ahead

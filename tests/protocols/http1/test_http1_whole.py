@@ -58,7 +58,7 @@ WAYS: tuple[Respond, ...] = (
 
 
 def seen(act: Callable[[], object]) -> object:
-    """What came of it: the event, or the error as text."""
+    """Returns the result of an act, or the type and text of its error."""
     try:
         return act()
     except (LocalProtocolError, RemoteProtocolError) as error:

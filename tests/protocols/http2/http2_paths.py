@@ -56,7 +56,7 @@ def often(*weighted: tuple[int, st.SearchStrategy[T]]) -> st.SearchStrategy[T]:
     return chosen.flatmap(lambda which: weighted[which][1])
 
 
-# What the client writes.
+# The bytes of the client.
 
 
 class Client:
@@ -203,7 +203,7 @@ written = often(
 )  # fmt: skip
 wire = st.tuples(st.lists(written, min_size=1, max_size=3), st.sampled_from(SPLIT), st.sampled_from(SPLIT))
 
-# What the server does.
+# The acts of the server.
 
 ours = often((4, st.just(1)), (4, st.just(3)), (3, st.just(5)), (2, st.just(7)), (1, st.sampled_from([9, 11, 2])))
 statuses = st.sampled_from([200, 200, 200, 404, 204, 999, 100, 101, 1000])

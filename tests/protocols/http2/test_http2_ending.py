@@ -51,7 +51,7 @@ def early(limits: HTTP2Limits = DEFAULT, *, status: int = 404, budget: ByteBudge
 
 
 def ticks(server: HTTP2Connection, times: int) -> list[list[tuple[Kind, int]]]:
-    """What goes out after each tick."""
+    """The kinds and streams of the frames that go out after each tick."""
     written = []
     for _ in range(times):
         server.tick()

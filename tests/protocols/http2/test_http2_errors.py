@@ -1,4 +1,4 @@
-"""What a broken or hostile peer gets: an answer, the end of its stream, or the end of its connection; never our crash."""
+"""A broken or hostile peer gets an answer, the end of its stream or of its connection, and never crashes the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an HTTP/2 machine counts and what it lets pass, peers at the margins that are never judged, and the way it gives up."""
+"""Floods over HTTP/2: frames that count, legal peers at the margins that are never judged, and how the machine gives up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answer(server: HTTP2Connection, stream: int, body: bytes = b"") -> None:
 
 
 def counted(client: ByHand, completed: int = 0) -> dict[str, int]:
-    """What is not nought of what counts against the peer."""
+    """The counts against the peer that are not 0, except waste."""
     counters = client.server.flood_counters(completed)
     return {row.kind: n for row in HTTP2_FLOODS if (n := row.count(counters)) and row.kind != "waste"}
 
@@ -64,7 +64,7 @@ def fresh(limits: HTTP2Limits | None = None, *, payload_path: bool = True) -> By
     return client
 
 
-# -- what counts, and what does not
+# -- frames that count, and frames that do not
 
 
 def test_a_cancel_counts_where_its_stream_is_young_and_its_answer_is_not_whole() -> None:
@@ -234,11 +234,11 @@ def test_work_is_derived_from_what_is_kept(payload_path: bool) -> None:
     assert (counters.opened, counters.data_sent, counters.heads_sent, counters.completed) == (20, 40, 20, 20)
 
 
-# -- who is judged
+# -- judged peers
 
 
 class Driver:
-    """A server that is driven as a wire drives it: asked at each signal, its clock told with what it receives."""
+    """Drives a server as a wire does: sets its clock before each receipt, and asks the policy at each signal."""
 
     def __init__(self, *, payload_path: bool = True, limits: HTTP2Limits | None = None) -> None:
         self.client = ByHand(limits or HTTP2Limits(), ready=False, payload_path=payload_path)
@@ -252,7 +252,7 @@ class Driver:
         self.says(*ByHand.OPENING)
 
     def waits(self, seconds: float) -> None:
-        """The tick comes each second; of many the last."""
+        """Lets time pass. A wire ticks each second; here only the last tick is made."""
         self.now += seconds
         if self.flood is None:
             self.flood = self.policy.tick(self.server.flood_counters(self.completed), self.now)
@@ -389,7 +389,7 @@ def test_a_legal_peer_at_its_margin_is_never_judged(
     driver.says(*WIDE)
     for n, pause, pieces in rounds:
         driver.waits(pause)
-        # what a client does for an answer comes behind it
+        # a client reacts to an answer after its request, and the driver answers each request at once
         written = [margin(driver, done + i) for i in range(n)]
         if margin is as_many_complete_as_are_cancelled:
             driver.answers = True
@@ -499,11 +499,11 @@ def test_what_was_handed_out_is_still_written_before_the_goaway() -> None:
     check(client.server)
 
 
-# -- what has begun
+# -- unfinished input
 
 
 def begun(*written: bytes, at: float = 5.0) -> Unfinished | None:
-    """What a server waits for that has heard all but the last at 1.0 and after a settled beginning, and the last at `at`."""
+    """Returns what a server waits for, its opening done: all pieces but the last arrive at 1.0, the last one at `at`."""
     client = ByHand()
     for piece in written[:-1]:
         client.server.now = 1.0

@@ -35,7 +35,7 @@ def meaning(decoder: Decoder, block: bytes) -> object:
 
 
 def looked_up(decoder: RememberingDecoder, block: bytes) -> object:
-    """The same, as the machine reads a block: `decode` only where `look` says nothing, or what it said is put back."""
+    """Like `meaning`, but as the machine does: `decode` is called only if `look` finds nothing or its find is put back."""
     found = decoder.look(block)
     if found is not None and len(block) % 2:
         decoder.put_back(found)
@@ -107,7 +107,7 @@ def test_the_blocks_of_an_encoder_that_fills_and_empties_its_table(
         if choice.draw(st.booleans()):
             encoder.header_table_size = choice.draw(st.sampled_from([0, 50, 120, 4096]))
         block = encoder.encode(headers)
-        for _ in range(2):  # what adds to the table means something else the second time
+        for _ in range(2):  # a block that adds to the table means something else the second time
             assert meaning(ours, block) == meaning(theirs, block)
 
 

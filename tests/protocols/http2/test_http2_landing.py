@@ -26,7 +26,7 @@ def landing(n: int = len(WORDS), *, payload_path: bool = True, length: int | Non
 
 
 def forgotten(memory: bytearray) -> bool:
-    """Whether nobody has a view of it: else it could not grow."""
+    """True if no view of the memory is left: with one it could not grow."""
     try:
         memory.append(0)
     except BufferError:

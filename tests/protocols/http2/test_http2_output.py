@@ -1,4 +1,4 @@
-"""What an HTTP/2 machine writes: fair turns, room without head-of-line blocking, few copies, and an honest account."""
+"""The output of an HTTP/2 machine: fair turns, room without head-of-line blocking, few copies, and an honest account."""
 
 from __future__ import annotations
 

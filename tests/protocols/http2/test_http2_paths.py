@@ -92,7 +92,7 @@ def test_a_missing_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         payload._check_names()
 
 
-# What is sent in one call.
+# Answers that are sent in one call.
 
 
 @pytest.mark.parametrize("payload_path", [True, False])

@@ -350,7 +350,7 @@ def test_only_the_whole_head_of_a_stream_can_end_it() -> None:
         queue.put(written)
         assert not queue.end_head(1)
     queue.clear()
-    queue.put(frame(Kind.HEADERS, END_HEADERS, 7, head(1, HEAD_BLOCK)))  # what is left of it looks like another head
+    queue.put(frame(Kind.HEADERS, END_HEADERS, 7, head(1, HEAD_BLOCK)))  # without 9 bytes it looks like another head
     out: list[bytes | memoryview] = []
     queue.take(9, out, [])
     assert not queue.end_head(1)

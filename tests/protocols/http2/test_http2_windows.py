@@ -29,7 +29,7 @@ SMALL = HTTP2Limits(initial_window=1000, max_window=4000)
 
 
 def updates(written: bytes) -> dict[int, int]:
-    """What the WINDOW_UPDATE frames in these bytes give, by stream."""
+    """The credit in the WINDOW_UPDATE frames of these bytes, by stream."""
     given: dict[int, int] = {}
     for found in frames(written):
         if found.kind == Kind.WINDOW_UPDATE:

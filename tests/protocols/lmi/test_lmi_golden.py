@@ -311,7 +311,7 @@ TGI = {
         tgi=True,
     ),
 }
-# SSE is the lines of jsonlines as events: the seed says so ("the jsonline will have the prefix data"), decided as `data: `.
+# SSE sends the lines of jsonlines as events. Seed: "the jsonline will have the prefix data"; decision: `data: `.
 EVENTS = {f"events-of-{name}": case._replace(formatter=SSE) for name, case in LMI.items() if case.formatter is JSONLINES}
 CASES = LMI | EVENTS | TGI
 

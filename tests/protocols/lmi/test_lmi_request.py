@@ -295,7 +295,7 @@ def test_decision_tokens_of_the_prompt_are_refused_in_a_stream_of_tgis_form_and_
 
 @pytest.mark.parametrize("name", ["n", "best_of", "num_beams"])
 def test_decision_several_sequences_are_refused_in_a_stream(name: str) -> None:
-    # LMI streams one of them and does not say so.
+    # LMI streams only one of them, without an error.
     body = {"inputs": "hi", "parameters": {name: 2}}
     for configured in (Formatter.JSONLINES, Formatter.SSE):
         assert refusal(body, configured=configured).message == f"parameters.{name}: expected 1 in a stream, got 2"

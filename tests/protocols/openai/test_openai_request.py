@@ -180,7 +180,7 @@ def test_null_is_the_same_as_absent() -> None:
 
 
 def test_neutral_values_are_not_given_so_a_model_without_penalties_need_not_refuse_them() -> None:
-    # What langchain's client sends of itself.
+    # langchain's client sends these by default.
     request = completion(frequency_penalty=0, n=1, presence_penalty=0, temperature=0.7, top_p=1, max_tokens=256)
     assert request.given == {"temperature": "temperature", "max_new_tokens": "max_tokens"}
 
@@ -322,7 +322,7 @@ def test_the_choices_of_all_prompts_together_are_bounded() -> None:
     assert error.message == "prompt: expected at most 128 choices in all, got 65 prompts with n 2"
 
 
-# --- what is not offered, and what is passed over
+# --- members that are not offered, and members that are ignored
 
 
 @pytest.mark.parametrize(

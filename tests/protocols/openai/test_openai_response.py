@@ -525,7 +525,7 @@ def test_a_stream_keeps_nothing_so_it_has_no_bound(form: ChatForm) -> None:
     assert all(out.token(1, "a" * 100, -0.5) for _ in range(100))
 
 
-# --- what holds for any text
+# --- properties of any text
 
 TEXTS = st.lists(st.text(st.characters()), max_size=6)  # with lone surrogates, quotes, controls
 FORMS = st.sampled_from(list(ChatForm))

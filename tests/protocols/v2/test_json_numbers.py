@@ -43,7 +43,7 @@ def flat(numbers: list[str]) -> bytes:
     return b"[" + ",".join(numbers).encode() + b"]"
 
 
-# What is read
+# Numbers that are read
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)
@@ -112,7 +112,7 @@ def test_numbers_halfway_between_doubles_are_rounded_as_python_does() -> None:
             assert [float(text) for text in texts[: 2 if padding else None]] == array[: len(array) - padding].tolist()
 
 
-# What is left to the rules
+# Texts that are left to the rules
 
 
 WRONG = ["true", "false", '"1"', "{}", "[1]", "[]", "", "01", "+1", "1.", ".5", "-", "1 2", "1\x00", "1e400", "Infinity", "-NaN", "1NaN", "nullnull", "0x1", "1]", "]", "\xff"]  # fmt: skip
@@ -220,7 +220,7 @@ def test_datatypes_without_numbers_are_left() -> None:
         assert read(b"[1]", datatype, (1,)) is None
 
 
-# What it costs
+# Costs
 
 
 PARSER = simdjson.Parser

@@ -91,7 +91,7 @@ def test_what_is_wrong_with_many_numbers_is_said(data: str, shape: list[int], sa
 @pytest.mark.parametrize(
     "text",
     [
-        b'{"inputs":[],"data":[%b]}',  # nobody's
+        b'{"inputs":[],"data":[%b]}',  # numbers of no tensor
         b'{"inputs":[{"name":"a","datatype":"FP32","shape":[50],"parameters":{"data":[%b]},"data":[1]}]}',
         b'{"inputs":[{"name":"a","datatype":"FP32","shape":[50],"x\\"data":[%b]}]}',
         b'{"ignored":[%b],"inputs":[{"name":"a","datatype":"FP32","shape":[1],"data":[1]}]}',

@@ -283,7 +283,7 @@ def test_what_is_given_to_orjson_lies_as_it_takes_for_granted(monkeypatch: pytes
 
 
 class Derived(np.ndarray[Any, Any]):
-    """What a model may give too, as numpy's own memmap."""
+    """A subclass of arrays that a model may give, as numpy's memmap is one."""
 
 
 def test_an_array_of_another_type_is_not_cast() -> None:
@@ -518,7 +518,7 @@ def test_binary_data_round_trips_to_the_bit(tensor: tuple[str, Array]) -> None:
 
 @settings(max_examples=300)
 @given(tensors(text=True), st.booleans())
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of the test's own making, by signalling NaN
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # the test itself casts signalling NaN
 def test_json_round_trips_but_for_infinity(tensor: tuple[str, Array], nest: bool) -> None:
     datatype, array = tensor
     if datatype in FLOATS:

@@ -52,7 +52,7 @@ def entry(
 
 
 def agree(body: bytes, length: int | None, signature: ModelSignature = ANY, limits: V2Limits = USUAL) -> Any:
-    """What the rules make of a body, and that the codec makes the same of it, at first and again."""
+    """Returns the outcome of a body by the rules, and checks that the codec has the same, the first time and later."""
     expected = outcome(parse_both_ways, body, length, signature, limits)
     codec = InferCodec(signature, limits=limits)
     for _ in range(3):
@@ -64,7 +64,7 @@ DATA = np.arange(4, dtype=np.float32).tobytes()
 BINARY = head(entry(), outputs=[{"name": "y", "parameters": {"binary_data": True}}])
 
 
-# What is taken at once, and what is not
+# Bodies for the typed reader, and bodies for the rules
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_raw_request_goes_to_the_rules() -> None:
     agree(DATA, 0, ANY)
 
 
-# What is remembered
+# Remembered heads
 
 
 def test_a_head_that_was_seen_reads_the_bytes_that_came_with_it() -> None:
@@ -334,7 +334,7 @@ def test_no_more_data_are_taken_out_than_there_may_be_inputs() -> None:
 
 
 def test_a_mark_is_not_taken_for_another() -> None:
-    # What stands for data that were taken out may stand in the text itself, also where nothing was taken out.
+    # A mark stands for data that were taken out of a text. The text may have the same characters itself.
     one = '{"name":"%s","datatype":"FP32","shape":[%d],"data":%s}'
     big = "[" + ",".join(PLAIN) + "]"
     for mark in ("0e-000", "0e-001", "0e-00", "0", "0e-0000"):

@@ -17,7 +17,7 @@ FRAME = struct.pack("<IQ", len(TEXT), 3) + TEXT + b"abc"
 
 
 def frames_in(*pieces: bytes, **limits: int) -> list[tuple[bytes, int]]:
-    """What a decoder makes of a body in these pieces."""
+    """The body and header length of each frame that a decoder finds in these pieces."""
     decoder, found = v2.FrameDecoder(**limits), []
     for piece in pieces:
         decoder.receive_data(piece)

@@ -140,7 +140,7 @@ def test_every_body_is_one_of_the_schema(body: bytes, kind: Any) -> None:
     assert msgspec.json.encode(msgspec.json.decode(body, type=kind)) == body
 
 
-# ---- what a request is checked against ----
+# ---- checks of requests against a signature ----
 
 
 def infer(signature: ModelSignature, **inputs: Any) -> list[str]:

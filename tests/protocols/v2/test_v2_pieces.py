@@ -41,7 +41,7 @@ def array_of(found: V2Tensor) -> Any:
 
 
 def pieces_in(body: bytes, header_length: int, cuts: list[int] | None = None, **options: Any) -> list[V2Piece]:
-    """What a reader makes of a body, whole or cut at these places."""
+    """The pieces that a reader finds in a body, whole or cut at these places."""
     length = options.pop("length", len(body))
     reader = PieceReader(header_length, length, options.pop("signature", ANY), **options)
     ends = [0, *(cuts or []), len(body)]

@@ -41,7 +41,7 @@ def read(outputs: list[V2Tensor], request: V2Request) -> Any:
 def test_every_datatype_arrives_in_binary_and_goes_back(datatype: str) -> None:
     array = ARRAYS[datatype]
     request = ask({datatype: array}, binary=True)
-    assert request.binary_default  # tritonclient says so where no outputs are listed
+    assert request.binary_default  # tritonclient asks for binary if no outputs are listed
     assert (request.inputs[0].elements == array).all()
     result = read([V2Tensor(name="out", datatype=datatype, array=request.inputs[0].array)], request)
     assert (result.as_numpy("out") == array).all()

@@ -121,7 +121,7 @@ def test_two_ends_of_ours_pass_every_frame_on_byte_for_byte(
 
 @dataclass
 class Heard:
-    """What an end has heard, in a form in which both libraries can be compared: messages when complete, with the
+    """The events at one end, in a form in which both libraries can be compared: messages when complete, with the
     control frames in their places, and the code of the violation that ended it."""
 
     events: list[object] = field(default_factory=list)

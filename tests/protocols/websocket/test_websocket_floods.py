@@ -1,4 +1,4 @@
-"""What a WebSocket machine counts, peers at the margins that are never judged, and the way it gives up."""
+"""Floods over WebSocket: frames that count, legal peers at the margins that are never judged, and how it gives up."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def receive(data: bytes, kind: Callable[[bytearray], Buffer]) -> Step:
             landed.append((len(buffer), n))
             view = view[n:]
         if len(view):
-            # what was read lies in memory that is used again
+            # a caller uses its memory again once the machine has received it
             scratch = bytearray(view)
             machine.receive_data(kind(scratch))
             scratch[:] = bytes(len(scratch))
@@ -146,7 +146,7 @@ def pull(at_most: int) -> Step:
 def write(at_most: int) -> Step:
     def step(machine: WebSocketConnection) -> object:
         buffers = machine.data_to_send(at_most)
-        # where one buffer ends and the next begins is the paths' own: one queues by reference, the other by copy
+        # buffers may be cut at different places: one path queues by reference, the other by copy
         return b"".join(buffers), bool(buffers), machine.data_sent()
 
     return step

@@ -80,7 +80,7 @@ def refusal(
 
 
 def value(datatype: str, data: Any, shape: Any = (1,)) -> Any:
-    """What the model gets for `data`."""
+    """The elements that the model gets for `data`."""
     return parse(request(entry(datatype, shape, data=data))).inputs[0].array.tolist()
 
 
@@ -664,7 +664,7 @@ def test_nesting_is_refused_wherever_it_stands_and_however_deep_it_is(around: st
     for inner in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
         text = (around % inner).encode()
         for length in (None, len(text)):
-            for _ in range(3):  # what was seen before is read in another way
+            for _ in range(3):  # the codec reads a head that it has seen before in another way
                 with pytest.raises(V2Error) as error:
                     codec.parse(text, length)
                 assert error.value.status == 400

@@ -1,7 +1,7 @@
 """Whole inference requests (v2) from a grammar of the protocol, each with the answer that the identity model owes it.
 
 All choices are read from a string of bytes, and a zero is always the simplest one: so hypothesis shrinks a request by its
-bytes, and a seed gives a hundred thousand of them. What breaks a request on purpose is in v2_mutations.
+bytes, and a seed gives a hundred thousand of them. v2_mutations breaks requests on purpose.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Choices:
         return options[self.below(len(options))]
 
     def chance(self, percent: int) -> bool:
-        """Whether something less simple happens."""
+        """True in about that share of cases, never for a zero byte: the choice is then the less simple one."""
         return self.octets(1)[0] > 255 - percent * 256 // 100
 
     def shuffled(self, options: Sequence[Option]) -> list[Option]:
@@ -58,7 +58,7 @@ class Choices:
         return [rest.pop(self.below(len(rest))) for _ in options]
 
 
-# What a model declares
+# Declarations of a model
 
 
 @final
@@ -277,7 +277,7 @@ class Input:
 
     @property
     def shown(self) -> str:
-        """What an error must hold to name this input: the begin of the name, in the way of Python's repr."""
+        """The text by which an error names this input: the beginning of the name, as Python's repr writes it."""
         return shown(self.name)
 
     def values(self) -> list[Any]:
@@ -287,7 +287,7 @@ class Input:
 
 
 def shown(name: str) -> str:
-    """The begin of a name, as an error shows it."""
+    """The beginning of a name, as an error shows it."""
     return repr(name)[1:21].rstrip("'\"")
 
 
@@ -424,7 +424,7 @@ def _raw(c: Choices, model: Model) -> Draft | None:
     if spec.shape.count(-1) > 1 or (spec.datatype == "BYTES" and (-1 in spec.shape or count != 1)):
         return None
     if spec.shape.count(-1) and not count:
-        return None  # of any size, all of no bytes
+        return None  # no bytes fit any size
     shape = tuple(c.of((1, 2, 0, 5)) if size == -1 else size for size in spec.shape)
     if model.max_batch_size:
         shape = (1, *shape)
@@ -503,7 +503,7 @@ def sibling(draft: Draft) -> Wire:
     return wire
 
 
-# What is due
+# The answer or error that is due
 
 
 @final
@@ -556,12 +556,12 @@ class Case:
     wire: Wire
     due: Due
     kind: str
-    """What is wrong with it; "valid" where nothing is."""
+    """The kind of fault; "valid" if there is none."""
     before: tuple[Wire, ...] = ()
 
 
 def due_of(draft: Draft) -> Answer | Refusal:
-    """What a valid request is answered with."""
+    """The answer to a valid request, or the refusal if an output cannot be given as it asks."""
     sent = {output_of(tensor.name): tensor for tensor in draft.inputs}
     outputs, wrong = [], []
     for name, binary in draft.outputs or [(name, None) for name in sent]:

@@ -1,4 +1,4 @@
-"""What breaks an inference request (v2) on purpose: one thing each, with the words that must be in its refusal."""
+"""Faults that break an inference request (v2) on purpose, each with the words that must be in its refusal."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from tests.protocols.v2.grammar.v2_grammar import (
 
 HEADER = "Inference-Header-Content-Length"
 BROKEN = ("JSON", "UTF-8", "nested", "number")
-"""What may be said of a text that ends too early or too late."""
+"""The alternatives for the error about a text that ends too early or too late."""
 
 OnDraft: TypeAlias = Callable[[Choices, Draft], Refusal | None]
 OnWire: TypeAlias = Callable[[Choices, Draft, Wire], Refusal | None]
 
 DRAFTS: dict[str, OnDraft] = {}
-"""What is changed before the request is written. None where the draft has nothing of that kind."""
+"""Faults by name that change the draft before it is written. They return None if the draft has nothing to change."""
 WIRES: dict[str, OnWire] = {}
-"""What is changed in the bytes."""
+"""Faults by name that change the written bytes."""
 KINDS: list[str] = []
-"""All that can be wrong."""
+"""The names of all faults."""
 BEYOND_THE_CODEC = frozenset(("a wrong timeout",))
-"""What the codec leaves to those who know a clock."""
+"""Faults that the codec does not check, because it has no clock."""
 
 
 def case_of(c: Choices, model: Model, kind: str = "") -> Case:
@@ -55,7 +55,7 @@ def case_of(c: Choices, model: Model, kind: str = "") -> Case:
     wire = written(draft)
     before = (sibling(draft),) if draft.raw is None and c.chance(30) else ()
     valid = Case(model, wire, due, "valid" if isinstance(due, Answer) else "an output that cannot be given", before)
-    if isinstance(due, Refusal) or (not kind and not c.chance(50)):  # of two faults either may be told
+    if isinstance(due, Refusal) or (not kind and not c.chance(50)):  # an error may be about either of two faults
         return valid
     before = (wire,)
     if not kind and c.chance(10):
@@ -502,7 +502,7 @@ def a_wrong_element(c: Choices, draft: Draft) -> Refusal | None:
     bad = c.of(wrong_elements(tensor.datatype))
     values[c.below(len(values))] = bad
     tensor.entry.set("data", nested(values, tensor.shape) if c.chance(40) else values)
-    # what no double holds is no number to this JSON reader, whatever it is for
+    # no double holds 1e400: the JSON reader refuses it as a number, whatever its datatype
     return Refusal((("number", "range"),)) if isinstance(bad, Raw) and bad.endswith("e400") else Refusal((tensor.shown,))
 
 
@@ -560,7 +560,7 @@ def bytes_with_a_wrong_length(c: Choices, draft: Draft) -> Refusal | None:
     return Refusal((tensor.shown,))
 
 
-# What the model declares
+# Faults against the declarations of the model
 
 
 @on_draft
@@ -716,7 +716,7 @@ def what_is_no_json(c: Choices, draft: Draft) -> Refusal | None:
 def invalid_utf8(c: Choices, draft: Draft, wire: Wire) -> Refusal | None:
     bad = c.of((b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xe2\x82", b"\xf4\x90\x80\x80", b"\x80", b"\xf8\x88\x80"))
     quotes = [at for at, code in enumerate(wire.text) if code == 0x22 and wire.text[at - 1 : at] != b"\\"]
-    if not quotes or b"\\" in wire.text:  # where a string begins would be a question then
+    if not quotes or b"\\" in wire.text:  # behind an escaped quote, every second one is not a begin
         return None
     at = quotes[c.below(len(quotes) // 2) * 2] + 1
     wire.text = wire.text[:at] + bad + wire.text[at:]

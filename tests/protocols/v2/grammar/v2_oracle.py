@@ -1,4 +1,4 @@
-"""Whether an answer to an inference request (v2) is the one that is due: read with the standard library alone."""
+"""Checks that an answer to an inference request (v2) is the one that is due, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _check_data(wanted: Wanted, data: Any) -> None:
 
 
 def _says(datatype: str, value: Any, element: bytes) -> bool:
-    """Whether a JSON value stands for these bytes."""
+    """True if a JSON value stands for these bytes."""
     if datatype == "BYTES":
         return type(value) is str and value.encode() == element
     if datatype == "BOOL":

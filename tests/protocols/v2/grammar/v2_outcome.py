@@ -1,4 +1,4 @@
-"""What two readers of v2 requests must agree on: every part of a request, or the error."""
+"""The outcome on which two readers of v2 requests must agree: every part of a request, or the error."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def described(request: V2Request) -> Any:
 
 
 def outcome(call: Any, *arguments: Any) -> Any:
-    """What a reader makes of its arguments: a request described, or an error's status and text."""
+    """Calls a reader, and returns its request, described, or its error's status and text."""
     try:
         return described(call(*arguments))
     except V2Error as error:

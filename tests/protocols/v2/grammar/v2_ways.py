@@ -16,7 +16,7 @@ READS = 3
 
 
 def signature_of(model: Model) -> v2.ModelSignature:
-    """What the codec is told of a model."""
+    """The signature of a model, for the codec."""
 
     def specs(declared: tuple[Declared, ...] | None) -> tuple[v2.TensorSpec, ...] | None:
         if declared is None:
