@@ -30,7 +30,7 @@ def frames() -> Frames:
 
 
 def sent(side: Connection) -> bytes:
-    """What it wants written, once."""
+    """Takes the bytes that the connection has to write."""
     out, side.out = bytes(side.out), b""
     return out
 

@@ -96,7 +96,7 @@ async def memory_world() -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def text_world() -> AsyncIterator[World]:
-    """What a model of parts is given on a text wire."""
+    """The session of a model of parts on a text wire."""
     channel = MemoryChannel(ended=False)
     async with given_to_a_model(Family.PARTS, Family.TEXT, channel) as session:
         prompts = [Prompt(text=text) for text in ("one", "two", "three")]
@@ -110,7 +110,7 @@ def _as_part(token: Token) -> Part:
 
 @asynccontextmanager
 async def parts_world() -> AsyncIterator[World]:
-    """What a model of text is given on a wire of parts: one prompt, which must be there before the model is called."""
+    """The session of a model of text on a wire of parts. Its one prompt must be there before the model is called."""
     channel = MemoryChannel(Part(data=b"one"), ended=False)
     async with given_to_a_model(Family.TEXT, Family.PARTS, channel) as session:
         tokens = [Token(text=text) for text in ("one", "two", "three")]

@@ -39,9 +39,9 @@ class Counting:
         self.closed: list[str] = []
         self.threads: set[int] = set()
         self.fail: dict[str, Exception] = {}
-        """What to raise, or to give, by what is done and to whom: `prefill a`."""
+        """The errors to raise or to give, each once, by call and sequence, such as `prefill a`."""
         self.inside = False
-        """Whether any of the three is running: they never do at the same time."""
+        """True while `prefill`, `step` or `close` runs. No two of them may run at the same time."""
 
     def open(self, prompt: Prompt) -> list[Counted]:
         self._raise(f"open {prompt.text}")
@@ -69,7 +69,7 @@ class Counting:
             self.closed.append(sequence.name)
 
     def of(self, name: str) -> int:
-        """In how many steps it has been."""
+        """The number of steps in which the sequence has been."""
         return sum(name in step for step in self.steps)
 
     def _next(self, sequence: Counted) -> Advanced:

@@ -41,7 +41,7 @@ LOOP_THREAD = threading.get_ident()
 
 
 async def served(thing: Any, *messages: Any, **options: Any) -> list[Any]:
-    """What a client gets from whatever stands for a model: loaded, called once, unloaded."""
+    """Loads whatever stands for a model, calls it once, unloads it, and returns the messages that the client gets."""
     channel = MemoryChannel(*messages)
     async with spec_of(thing, **options).load() as model:
         await model(Session(channel))
@@ -604,7 +604,7 @@ async def test_an_answer_of_another_family_is_told_what_to_return(takes: Any, me
         await served(model, message)
 
 
-# -- what is no model ------------------------------------------------------------------------------------------------
+# -- objects that are no models ---------------------------------------------------------------------------------------
 
 
 def nothing() -> None: ...

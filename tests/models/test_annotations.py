@@ -1,4 +1,4 @@
-"""What annotations declare of arrays: datatypes, ranks, shapes, names of outputs; and what they leave open."""
+"""Declarations of arrays by annotations: datatypes, ranks, shapes, names of outputs; and what they leave open."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def test_a_model_that_contradicts_itself_is_refused_by_name(fields: dict[str, An
         spec_of(spec, **fields)
 
 
-# -- what is declared and not annotated
+# -- arrays that are declared and not annotated
 
 X_IN, Y_OUT = TensorSpec(name="x", datatype="FP32", shape=(2,)), TensorSpec(name="y", datatype="FP32", shape=(2,))
 

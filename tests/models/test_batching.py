@@ -42,7 +42,7 @@ def asking(request: InferRequest, **parameters: Any) -> InferRequest:
 
 @dataclass
 class Executed(StepHolder):
-    """What the batcher told whoever counts, and the slot of each request."""
+    """The reports of a batcher to its statistics, and the number of held slots."""
 
     sizes: list[int] = field(default_factory=list)
     copied: int = 0
@@ -67,7 +67,7 @@ class Executed(StepHolder):
 
 
 class Threads:
-    """Whoever watches steps, and has seen nothing."""
+    """A watcher of steps that finds none stuck."""
 
     def __init__(self) -> None:
         self.limiter = trio.CapacityLimiter(8)
@@ -161,7 +161,7 @@ class Served:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is left of anybody."""
+        """True if nothing is left of any request."""
         batcher = self.model
         assert isinstance(batcher, Batcher)
         return not batcher.queued and not batcher._runs and not batcher._buckets and not self.seen.held
@@ -177,7 +177,7 @@ async def serving(model: Any, most: int = 8, batching: Batching | None = None, *
         nursery.cancel_scope.cancel()
 
 
-# -- who goes together
+# -- requests that share a call
 
 
 async def test_what_has_queued_while_the_model_was_busy_is_one_call() -> None:
@@ -328,7 +328,7 @@ async def test_a_sequence_runs_one_by_one_in_its_order() -> None:
         assert served.calm
 
 
-# -- who leaves
+# -- requests that leave
 
 
 async def test_who_leaves_the_queue_is_in_no_batch_and_who_leaves_a_batch_is_missed_by_nobody() -> None:
@@ -389,7 +389,7 @@ async def test_a_request_whose_deadline_is_over_waits_for_its_end_and_is_not_run
         scope = trio.CancelScope()
 
         async def late() -> None:
-            with scope:  # whoever set the deadline takes its time
+            with scope:  # the owner of the deadline cancels long after it
                 await served.model(Session(MemoryChannel(rows(2)), deadline=trio.current_time() + 1))
 
         served.nursery.start_soon(late)
@@ -443,7 +443,7 @@ async def test_the_end_of_the_model_is_told_to_all_who_wait_for_it() -> None:
     assert errors == ["model 'm' was unloaded"] * 5
 
 
-# -- what goes wrong
+# -- errors of the model
 
 
 async def test_only_the_bad_one_fails_as_each_is_called_again_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -652,7 +652,7 @@ async def test_a_batch_is_filled_up_to_a_preferred_number_of_rows() -> None:
         await wait_all_tasks_blocked()
         assert model.calls == [[1, 1, 1, 1], [2, 3, 3, 3]]
         assert [served.values(name) for name in "abcd"] == [[2], [4], [6, 6], []]
-        assert served.seen.sizes == [1, 3]  # what was asked for
+        assert served.seen.sizes == [1, 3]  # the rows of the requests, without those that fill up
         await served.begun(("e", rows(*range(5))), ("f", rows()))
         assert model.calls[2:] == [[0, 1, 2, 3, 4], []]  # there is nothing to fill up to, and nothing to fill up with
 
@@ -701,7 +701,7 @@ async def test_an_output_that_is_not_like_its_input_says_so(autojump_clock: Mock
         )
 
 
-# -- what contradicts itself
+# -- settings that contradict each other
 
 X = TensorSpec(name="x", datatype="FP32", shape=(-1,), pad=0)
 
@@ -747,7 +747,7 @@ def test_a_setting_that_makes_no_sense_says_why(make: Callable[[], object], said
         make()
 
 
-# -- whatever happens
+# -- any sequence of clients
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from models.blocking import (
 )
 
 PATIENCE = 60.0
-"""Seconds after which a thread that nobody let go says so, instead of hanging the tests."""
+"""Seconds after which a thread that was never let go fails its test, instead of hanging it."""
 
 
 class Holder(StepHolder):

@@ -40,14 +40,14 @@ def utf8(text: str, *, last: bool = True) -> Part:
 
 
 async def on_text_wire(model: Model, *prompts: str) -> list[Any]:
-    """What a text client gets from a model of parts."""
+    """Returns the messages that a text client gets from a model of parts."""
     channel = MemoryChannel(*(Prompt(text=p) for p in prompts))
     await convert(model, Family.PARTS, Family.TEXT)(Session(channel))
     return channel.sent
 
 
 async def on_parts_wire(model: Model, *parts: Part, **options: Any) -> list[Part]:
-    """What a client of parts gets from a model of text."""
+    """Returns the parts that a client of parts gets from a model of text."""
     channel = MemoryChannel(*parts)
     await convert(model, Family.TEXT, Family.PARTS, **options)(Session(channel))
     return channel.sent

@@ -169,7 +169,7 @@ async def test_a_reader_that_stops_parks_its_own_sequence_and_costs_the_others_n
     async with rolling(steps, ahead=ahead, **LOOP) as model, clients(model) as start:
         parked = start(asking("p", 50), room=2)
         await still()
-        assert steps.of("p") == 2 + ahead  # what was read, and what waits for its reader
+        assert steps.of("p") == 2 + ahead  # those that were read, and those that wait for the reader
         before = len(steps.steps)
         other = start(asking("o", 40))
         await other.over.wait()
@@ -364,7 +364,7 @@ class Cancelling(trio.abc.Instrument):
         self._task: trio.lowlevel.Task | None = None
 
     async def run(self, model: Any, client: Client) -> bool:
-        """Whether it came to its end before."""
+        """Runs a session of the client. True if it ended before it was cancelled."""
         self._task = trio.lowlevel.current_task()
         trio.lowlevel.add_instrument(self)
         try:

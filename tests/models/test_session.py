@@ -1,4 +1,4 @@
-"""What every channel promises a model, whatever wire or converter it is: order, ends, cancellation, one task a direction."""
+"""The promises of every channel to a model, on any wire and converter: order, ends, cancellation, one task a direction."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def reference(path: Path) -> tuple[Any, Any]:
 
 
 def generated(path: Path, ids: Sequence[int], seed: int = 0, **options: Any) -> tuple[list[int], Any]:
-    """What transformers' own `generate` makes of these ids: the new tokens, and the log-probabilities of each step."""
+    """Returns the new tokens of transformers' own `generate` after these ids, and the log-probabilities of each step."""
     torch = needed("torch")
     model, _ = reference(path)
     with torch.random.fork_rng():

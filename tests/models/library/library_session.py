@@ -41,7 +41,7 @@ class Tape:
 
 
 async def converse(model: Callable[[Session[Any, Any]], Awaitable[None]], *inputs: Any) -> list[Any]:
-    """What the model sends for these inputs."""
+    """Returns the messages that the model sends for these inputs."""
     tape = Tape(inputs)
     await model(Session(tape))
     return tape.sent

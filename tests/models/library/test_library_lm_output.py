@@ -1,4 +1,4 @@
-"""Where the language model's text ends: stops across every border, text that is held back, special tokens."""
+"""The end of the language model's text: stops across every border, text that is held back, special tokens."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_each_sequence_of_a_seed_has_numbers_of_its_own_and_the_first_those_of_a
     assert streams == [random_of(7, sequence).random() for sequence in range(8)]
 
 
-# What comes with a token
+# Data that comes with a token
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def tiny(seed: int) -> LanguageModel:
 
 
 def log_prob(model: LanguageModel, ids: Sequence[int]) -> float:
-    """Of these tokens after the prompt "a"."""
+    """The log-probability of these tokens after the prompt "a"."""
     context = [EOS, LETTERS[0], *ids]
     return sum(float(model.next_log_probs(context[: at + 2])[token]) for at, token in enumerate(ids))
 
