@@ -77,7 +77,7 @@ class Server:
         return [record for record in self.records if record["event"] == event]
 
     async def port(self, scheme: str = "http://") -> int:
-        """Where it serves."""
+        """Waits until the server serves, and returns its port."""
         return port_of(next(at for at in (await self.logged("serving"))["at"] if at.startswith(scheme)))
 
     @property
@@ -164,10 +164,10 @@ class Caller:
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream, self._rest = stream, b""
         self.answered = self.closing = False
-        """Whether the head of an answer is here, and the last said that it is the last of the connection."""
+        """`answered`: True once the head of an answer is here. `closing`: True if the last answer ends the connection."""
 
     async def ask(self, path: str, body: bytes = b"", *, method: str = "POST") -> tuple[int, bytes]:
-        """The status and the body. Lost where it breaks off."""
+        """Returns the status and the body. Raises Lost if the connection ends before."""
         head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         try:
             await self.stream.send_all(f"{head}content-type: application/json\r\n\r\n".encode() + body)
@@ -215,7 +215,7 @@ async def calling(port: int) -> AsyncIterator[Caller]:
 
 
 def text_of(body: bytes) -> str:
-    """What a model of text has generated."""
+    """The text that a model of text has generated."""
     return str(json.loads(body)["generated_text"])
 
 
@@ -234,7 +234,7 @@ class Load:
     def __init__(self, port: int, *, keep: bool) -> None:
         self._port, self._keep = port, keep
         self.came_of = Counter[str]()
-        """What came of requests: `who` answered, its version, or how one failed."""
+        """The number of requests by outcome: the version that `who` answered, or the type and text of the error."""
         self.pids = Counter[int]()
 
     async def run(self) -> None:

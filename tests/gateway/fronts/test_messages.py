@@ -1,4 +1,4 @@
-"""What a parent and a front say: frames whole and cut anywhere, and bytes that are none."""
+"""Messages between a parent and a front: frames whole and cut anywhere, and bytes that are no frames."""
 
 from __future__ import annotations
 

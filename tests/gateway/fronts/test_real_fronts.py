@@ -91,7 +91,7 @@ async def test_a_front_that_is_killed_takes_its_connections_alone_and_comes_agai
             await until(lambda: len(set(load.pids) & server.fronts) == 2)
             nursery.cancel_scope.cancel()
         await until(lambda: len(os.listdir(folder)) == descriptors)  # nothing of the dead one is left in the parent
-        assert sum(n for came, n in load.came_of.items() if came != "1") <= 1  # what it served as it died
+        assert sum(n for came, n in load.came_of.items() if came != "1") <= 1  # the one that it was serving when it died
         ended = await server.logged("front ended")
         assert ended["how"] == "SIGKILL"
         assert 5 <= ended["connections"] <= 8

@@ -1,4 +1,4 @@
-"""What fronts say, added up: counters, histograms and gauges as sums, what is the same once, and drain reports."""
+"""Sums over fronts: counters, histograms and gauges are added, equal information stays once, drain reports are joined."""
 
 from __future__ import annotations
 

@@ -416,13 +416,13 @@ DATA = {
     "multi-model": Config(sagemaker=SageMakerConfig(multi_model=True)),
 }
 OF_THE_CONTRACT = {"/models", "/models/probe"}
-"""What the multi-model API has, where it is switched on, in words of its own."""
+"""The paths that the multi-model API has too, where it is on, with answers of its own."""
 ABSENT = [
     (data, method, path)
     for data in DATA
     for method, path in managed()
     if not (data == "multi-model" and path in OF_THE_CONTRACT)
-    if path != "/"  # each has its own
+    if path != "/"  # each port has its own
 ]
 
 

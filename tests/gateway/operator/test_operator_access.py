@@ -1,4 +1,4 @@
-"""Who may manage a gateway: tokens where they are demanded, and no page of a browser where they are not."""
+"""Access to the management of a gateway: by token if one is required; if not, pages in a browser are refused."""
 
 from __future__ import annotations
 

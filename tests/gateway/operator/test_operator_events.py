@@ -60,18 +60,18 @@ class Reader:
         self.over = True
 
     def all(self) -> list[tuple[str, Any]]:
-        """What has come since the last call."""
+        """Returns the events since the last call."""
         found = []
         while (event := self._decoder.next_event()) is not NEED_DATA:
             found.append((event.event, json.loads(event.data)))
         return found
 
     def events(self) -> list[tuple[str, Any]]:
-        """The same, without the figures, which come each second."""
+        """Returns the events since the last call, except `stats`, which comes each second."""
         return [(name, data) for name, data in self.all() if name != "stats"]
 
     def told(self, *wanted: str) -> list[tuple[str, Any]]:
-        """Those of some kinds."""
+        """Returns the events of these kinds since the last call."""
         return [(name, data) for name, data in self.all() if name in wanted]
 
 
