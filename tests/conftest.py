@@ -1,5 +1,5 @@
-"""Settings of the whole suite: what of it runs by default, in how many processes, that no example of hypothesis is late, and
-that Ctrl-C reaches the programs that tests start."""
+"""Settings of the whole suite: the tests that run by default, the number of processes, no deadline for examples of
+hypothesis, and Ctrl-C for the programs that tests start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes, and how long it takes to make one, is the machine's affair.
+# The time to make an example and to run it depends on the machine.
 settings.register_profile("any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -22,11 +22,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEFT_OUT = ("pages", "programs", "sweep")
-"""Markers of what `pytest` leaves out by itself, unless it is marked `by_default` too. pyproject.toml says what each means."""
+"""Markers of tests that `pytest` leaves out, unless they are marked `by_default` too. pyproject.toml explains them."""
 STARTS_PROCESSES = ("pages", "programs")
 """Markers of the tests that may start a process."""
 MOST_WORKERS = 8
-"""Processes that tests run in by themselves: each imports and collects everything, and beyond so many that is what they do."""
+"""Most processes for tests by default: each imports and collects everything, and more would do little else."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +50,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def left_out(item: pytest.Item) -> bool:
-    """Whether it runs only where somebody asks for it."""
+    """True if the test runs only on request."""
     return any(item.get_closest_marker(name) for name in LEFT_OUT) and not item.get_closest_marker("by_default")
 
 
@@ -63,11 +63,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    gc.disable()  # what is collected stays, and so there is no garbage to be found in it
+    gc.disable()  # collected tests stay: there is no garbage to be found among them
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    gc.freeze()  # twenty thousand tests are here now: those that ask the collector need not wait until it has seen each
+    gc.freeze()  # twenty thousand tests are here now: freeze them, so that each collection skips them
     gc.enable()
 
 
@@ -98,7 +98,7 @@ _running: pytest.Item | None = None
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Fails the test that starts a process and does not say so: it would run by default."""
+    """Fails a test that starts a process without a marker: it would run by default."""
     if event in _STARTING and _running is not None and not any(map(_running.get_closest_marker, STARTS_PROCESSES)):
         pytest.fail(f"{_running.nodeid} starts a process ({event}) and is marked neither {' nor '.join(STARTS_PROCESSES)}")
 
@@ -114,8 +114,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return (yield)
     finally:
         _running = None
-        if (log := logging.getLogger("gateway")).level:  # an operation of a gateway may set it, and it is the process's
+        if (log := logging.getLogger("gateway")).level:  # an operation of a gateway may set it, for the whole process
             log.setLevel(logging.NOTSET)
         if nextitem is None or nextitem.path != item.path:
             gc.collect()
-            gc.freeze()  # what pytest keeps of the tests that ran
+            gc.freeze()  # pytest keeps data of the tests that ran

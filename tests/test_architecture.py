@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocols", "models", "gateway")
 
-# What each package may import beside itself. The standard library is allowed except for what would be I/O, time or
-# chance in a sans-IO machine.
+# The third-party packages that each package may import. The standard library is allowed, except modules that would bring
+# I/O, time or chance into a sans-IO machine.
 THIRD_PARTY = {
     "protocols": {
         "h2", "hpack", "hyperframe", "httptools", "wsproto", "numpy", "ml_dtypes", "msgspec", "orjson", "simdjson",
@@ -49,7 +49,7 @@ ASYNCIO = {
     "gateway/instances/asyncio_pipe.py",
     "gateway/catalog/process_child.py",
 }
-"""What runs in a process whose model is written for asyncio. All else of the gateway runs on Trio."""
+"""Files for a process whose model is written for asyncio. All else of the gateway runs on Trio."""
 FILES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 
 
@@ -194,7 +194,7 @@ ARROWS = {module: arrows(path) - {module} for module, path in MODULES.items()}
 
 
 def above(room: str, targets: set[str]) -> set[str]:
-    """What of the rooms that a module imports it may not."""
+    """The targets that a module of the room may not import."""
     return targets - GROUND - {room} - ROOMS.get(room, set())
 
 
@@ -291,7 +291,7 @@ def test_a_public_class_name_is_there_once_in_a_package(package: str) -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1 and name not in TWICE} == {}
 
 
-# What users call them; whoever imports both of a name says which by another one.
+# Users know them by these names. A module that imports two of one name renames them.
 TWICE = {"Client", "Connection", "Stream"}
 
 

@@ -1,4 +1,4 @@
-"""What `pytest` runs by itself and what it leaves out, and that whatever starts a process says so by a marker."""
+"""The tests that `pytest` runs by default and those that it leaves out; a test that starts a process needs a marker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_one_that_is_marked_may() -> None:
 
 
 def collected(*arguments: str) -> set[str]:
-    """The tests that pytest would run, where all there is are those of the documentation."""
+    """The tests that pytest would run if the suite were those of the documentation alone."""
     command = f"{sys.executable} -m pytest --collect-only -q -p no:cacheprovider -o testpaths=tests/docs".split()
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(re.findall(r"^tests/\S+::.+$", done.stdout, re.MULTILINE))

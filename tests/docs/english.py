@@ -153,7 +153,7 @@ def page_paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def judged(paragraph: str, line: int, *, page: bool) -> Iterator[Finding]:
-    """What is wrong with the sentences of one paragraph."""
+    """The findings in the sentences of one paragraph."""
     for sentence in sentences(paragraph):
         # In a page, a fragment in lower case, such as most cells, is no sentence.
         if _opens_as_a_noun(sentence) and not (page and sentence[0].islower()):
@@ -171,7 +171,7 @@ def _opens_as_a_noun(sentence: str) -> bool:
 
 
 def findings(file: Path) -> list[Finding]:
-    """What the guide forbids in one file, in the order of its lines."""
+    """The findings in one file, in the order of its lines."""
     text = file.read_text(encoding="utf-8")
     page = file.suffix == ".md"
     texts = page_paragraphs(text) if page else (pair for source in (docstrings, comments) for pair in source(text))
