@@ -205,6 +205,9 @@ def written() -> dict[Path, str]:
         "`Worker`: the table in `gateway/workers/states.py` has every transition that it may make. "
         "[Workers](../explanation/workers.md) has its restart policy.",
         "",
+        "A worker is *lasting* if its model is configured: it stays, as failed, when the model is given up. The worker of a "
+        "model from a folder stops then. So does every worker that is added while the server runs, if its first load fails.",
+        "",
         f"![{title}](states/worker.svg)",
         "",
         "| state | meaning |",

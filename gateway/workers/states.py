@@ -33,26 +33,26 @@ class State(enum.Enum):
 # All transitions and their meaning: `Worker` makes no others, and the diagram in the documentation is drawn from these.
 TRANSITIONS: Mapping[State, Mapping[State, str]] = {
     State.LOADING: {
-        State.LOADING: "the first attempt begins",
-        State.READY: "load() gave the model, and its warm-up is answered",
-        State.RESTARTING: "loading failed, or took too long: again after the policy's wait",
-        State.FAILED: "loading failed, and the policy has no further start",
-        State.STOPPED: "stop, or the first load of one that is not lasting failed",
+        State.LOADING: "the first load begins",
+        State.READY: "load() has given the model, and its warm-up calls are answered",
+        State.RESTARTING: "the load failed or took too long; the next one begins after the policy's wait",
+        State.FAILED: "the load failed or took too long, and the policy allows no further one",
+        State.STOPPED: "stop is called, or a worker that is not lasting fails to load and gives the model up",
     },
     State.READY: {
-        State.DRAINING: "stop: sessions that run have its patience",
-        State.RESTARTING: "load()'s context ended, by an exception or by itself: live sessions are lost",
+        State.DRAINING: "stop is called; running sessions have its patience, in seconds, to end",
+        State.RESTARTING: "the context of load() ends, by an exception or by itself; live sessions end with an error",
     },
-    State.DRAINING: {State.STOPPED: "the sessions are over, and load()'s context is left"},
+    State.DRAINING: {State.STOPPED: "the sessions are over, and the context of load() has ended"},
     State.RESTARTING: {
-        State.RESTARTING: "the policy's wait begins: the crash is counted",
-        State.LOADING: "the wait is over",
-        State.FAILED: "too many crashes within the period, or it is temporary: given up",
-        State.ENDED: "it ended by itself, and the policy lets it",
-        State.STOPPED: "stop, or one that is not lasting was given up",
+        State.RESTARTING: "the crash is counted, and the policy's wait begins",
+        State.LOADING: "the wait is over, and the next load begins",
+        State.FAILED: "the model is given up: too many crashes within the policy's period, or the policy is temporary",
+        State.ENDED: "the model ended by itself, and the policy does not load it again",
+        State.STOPPED: "stop is called, or a worker that is not lasting gives its model up or lets it end",
     },
-    State.FAILED: {State.STOPPED: "stop"},
-    State.ENDED: {State.STOPPED: "stop"},
+    State.FAILED: {State.STOPPED: "stop is called"},
+    State.ENDED: {State.STOPPED: "stop is called"},
     State.STOPPED: {},
 }
 
