@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway.connection")
 
-_NOTHING: list[Buffer] = []  # which nobody changes
+_NOTHING: list[Buffer] = []  # never changed
 _READS = 4  # receives before others get their turn
 _WRITE_AT_MOST = 1024 * 1024
 
@@ -37,29 +37,30 @@ class ConnectionWire(Wire, Protocol):
     """A machine with its driver's rules; what a connection needs beyond what its exchanges need."""
 
     def receive_buffer(self, scratch: memoryview) -> memoryview | None:
-        """The memory for the next bytes: `scratch`, for `receive_data`; memory of the wire's own, for `buffer_updated`; None
-        while the wire takes none."""
+        """The memory for the next bytes: `scratch`, for `receive_data`, or a buffer of their own, for `buffer_updated`. None
+        while the wire takes no bytes."""
         ...
 
     def buffer_updated(self, n: int) -> bool:
-        """True if a `pump` is worthwhile now: not for each piece of a large body that lands where it will stay."""
+        """Takes n bytes that are in its buffer. True if a `pump` is worthwhile: it is not for each piece of a large body
+        that lands in its final buffer."""
         ...
 
     def receive_data(self, data: memoryview) -> None: ...
     def receive_eof(self) -> None: ...
     def pump(self, at_most: int, until: float) -> bool:
-        """Takes so many events from the machine at most, until that time on Trio's clock, and hands them on; True when it
-        has no more. Raises RemoteProtocolError."""
+        """Takes at most `at_most` events from the machine, until `until` on Trio's clock, and hands them on. True when the
+        machine has no more. Raises RemoteProtocolError."""
         ...
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
-        """Says goodbye as the wire does; the connection closes when that is written."""
+        """Queues the wire's goodbye; the connection closes when that is written."""
         ...
 
     def data_to_send(self, at_most: int) -> list[Buffer]: ...
     def data_sent(self) -> Sent | None:
-        """Says that the bytes of `data_to_send`, or the connection's `whole_answer`, have left. None where the wire has told
-        the exchange itself."""
+        """Notes that the bytes of `data_to_send`, or the connection's `whole_answer`, have left. Returns the streams that
+        must be told; None if their exchange was told already."""
         ...
 
     def held(self) -> tuple[int, int]:
@@ -68,22 +69,22 @@ class ConnectionWire(Wire, Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """When its last exchange was over, or it began; None where it never is without one."""
+        """When its last exchange was over, or it began; None if the wire always has an exchange."""
         ...
 
     def end_idle(self) -> None:
-        """Says goodbye while there is no exchange; the connection closes then."""
+        """Queues the wire's goodbye while there is no exchange; the connection then closes."""
         ...
 
     @property
     def over(self) -> bool:
-        """Nothing will be written any more: the connection may close once its output is out."""
+        """True if the wire will queue nothing more: the connection may close once its output has left."""
         ...
 
     def tick(self, now: float) -> None: ...
     def drain(self) -> None: ...
     def close(self) -> None:
-        """The transport is gone and no exchange runs any more: what the machine still holds of the budget goes back."""
+        """Gives back what the machine holds of the budget: the transport is gone and no exchange runs any more."""
         ...
 
 
@@ -91,10 +92,10 @@ class ConnectionWire(Wire, Protocol):
 class Connection:
     """Drives one wire over one transport, without a task of its own.
 
-    It is told when the transport is readable or writable, and has a `turn` when it asked for one; none of its work ever
-    waits. Each exchange has a task, which waits only for its own input and room. The connection ends when the wire or the
-    server ends it, or when the transport fails. Its exchanges then have their endings, and when the task of the last one
-    has returned, everything they held is given back.
+    It is called when the transport is readable or writable, and has a `turn` when it asked for one; these calls never
+    wait. Each exchange has a task, which waits here only for its own input and room. The wire, the server or a failure of
+    the transport ends the connection. Its exchanges then have their endings, and when the last has returned, everything
+    they held is given back.
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
@@ -114,7 +115,7 @@ class Connection:
         watch: Readiness,
         proxies: TrustedProxies | None = None,
     ) -> None:
-        """`proxies` may name clients in requests; None where the peer is none of them."""
+        """`proxies` may name clients in requests; None if the peer is not a trusted proxy."""
         self.server, self.transport = server, transport
         self.limits, self.pool, self.clock = server.limits, server.pool, server.clock
         self.peer, self.proxies = transport.peer, proxies
@@ -123,24 +124,24 @@ class Connection:
         self.eof, self.strangers = False, 0
         self.last_received = self.last_sent = self.clock()
         self.leaves_at = server.leaves_at(self.last_received)
-        """When its wire sends its client elsewhere."""
+        """When its wire asks its client to open another connection."""
         self.requests = self.completed = 0  # exchanges that began, and those that ended complete
-        self.brief = False  # its wire has ended it for what its peer does: that is listened to for a moment alone
+        self.brief = False  # its wire ended it because of what the peer does: the linger is brief
         self._watch, self._soon = watch, server.turn_soon
         self._ready = True  # worth a try to receive
         self.behind = False
-        """True while it has received more than it has handed on, which its next turns do, bit by bit, before it reads."""
+        """True while it has received more than it has handed on. Its next turns hand on the rest before it reads."""
         self.heavy = False
         """True from a turn that was not enough for it until one that was: it comes after all others."""
         self.reading_paused = self._dirty = self._hung_up = self._closed = False
-        self._ending = False  # being told what has left: whether the wire is over is looked at after that
+        self._ending = False  # while the wire is told what has left; only after that is its `over` read
         self.whole_answer: bytes | None = None
-        """An answer that a wire was given whole, small, and while nothing else was to be sent: that of most unary calls over
-        HTTP/1.1, whose machine returns its bytes from `respond` (which says where it does) and queues them too. The next
-        write begins with them. If the transport takes them all, the wire is not asked for data to send: it learns from
-        `data_sent` that they have left, and tells their exchange itself. If not, they leave as the first bytes that the wire
-        has queued. Both ways the client gets the same bytes, and the exchange the same ending: the first is faster."""
-        self._rest = _NOTHING  # the transport has not taken these yet
+        """A small whole answer, given to the wire while nothing else was to be sent: that of most unary calls over HTTP/1.1.
+        That wire's machine returns its bytes from `respond` (which says when it does) and queues them too. The next write
+        begins with them. If the transport takes them all, the wire is not asked what to send: it learns from `data_sent`
+        that they have left, and tells their exchange itself. Otherwise they leave as the first of what the wire has queued.
+        Both ways the client gets the same bytes, and the exchange the same ending; this one takes fewer steps."""
+        self._rest = _NOTHING  # bytes that the transport did not take
         self.blocked = False
         self._blocked_since: float | None = None
         self._linger: Linger | None = None
@@ -149,7 +150,7 @@ class Connection:
         certificate = self.client_certificate
         known = certificate is not None and certificate.subject
         self.party = server.parties.of_certificate(known) if known else Party(self.peer)
-        """The party that its exchanges are counted for: the subject of the client's certificate, else the connection."""
+        """The party that its exchanges count for: the subject of the client's certificate, else the connection itself."""
         self.budget = server.account_of(self.party)
         self.wire = make_wire(self)
 
@@ -160,7 +161,7 @@ class Connection:
 
     @property
     def client_certificate(self) -> ClientCertificate | None:
-        """The client's certificate, if TLS has verified one; else None."""
+        """The client's certificate, if TLS has verified one; None otherwise."""
         transport = self.transport
         if self._certificate is None and isinstance(transport, TLSTransport) and (der := transport.peer_certificate()):
             self._certificate = read_client(der)
@@ -169,7 +170,7 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def begin(self, received: bytes = b"") -> None:
-        """Serves from its next turn on; `received` was read from the transport already."""
+        """Serves from the connection's next turn on; `received` was read from the transport already."""
         self._contain(self._begin, received)
 
     def _begin(self, received: bytes) -> None:
@@ -179,7 +180,7 @@ class Connection:
         self.turn_soon()
 
     def readable(self, hung_up: bool = False) -> None:
-        """The transport has something to receive; `hung_up` where its end or an error may be behind it."""
+        """The transport has something to receive; `hung_up` if its end or an error may be behind it."""
         if not self.eof and self._lost is None:
             self._ready = True
             if hung_up:
@@ -195,7 +196,7 @@ class Connection:
             self._contain(self._write_rest)
 
     def turn(self) -> None:
-        """Does the work that was put off: events, bytes to receive, bytes to write."""
+        """Does the work that was put off: hands on events, receives, writes."""
         self._dirty = False
         if self._lost is None:
             try:
@@ -209,7 +210,7 @@ class Connection:
                 self.failed(e)
 
     def _contain(self, act: Callable[..., None], *arguments: Any) -> None:
-        """The server's tasks come in here: what goes wrong ends this connection and not them."""
+        """Calls `act` for a task of the server: an error ends this connection and not that task."""
         if self._lost is not None:
             return
         try:
@@ -218,7 +219,7 @@ class Connection:
             self.failed(e)
 
     def failed(self, error: Exception) -> None:
-        """The connection ends with what went wrong in it."""
+        """Ends the connection because of an error in it."""
         ending = Ending.LOST
         if isinstance(error, TransportLost):
             log.debug("transport lost", extra={"peer": self.peer, "reason": str(error)})
@@ -229,7 +230,7 @@ class Connection:
         self.lost(ending)
 
     def lost(self, ending: Ending | None = None) -> None:
-        """The transport is gone, or given up: every exchange ends, then the connection."""
+        """Gives the transport up, if it is not gone already: every exchange ends, then the connection."""
         if self._lost is not None:
             return
         self._lost = ending or (Ending.CANCELLED if self.eof else Ending.LOST)
@@ -241,12 +242,12 @@ class Connection:
         self._close_if_over()
 
     def _close_if_over(self) -> None:
-        """The last exchange has returned: the machine gives back what it holds."""
+        """Makes the machine give back what it holds, once the last exchange has returned."""
         if self._lost is not None and not self.exchanges and not self._closed:
             self._closed = True
             self._attempt(self.wire.close)
             self.server.connection_closed(self)
-            del self.wire  # they know each other: a cycle would keep the machine until the collector comes
+            del self.wire  # the wire refers to this connection: a cycle would keep the machine until the GC runs
 
     def _attempt(self, act: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -312,22 +313,22 @@ class Connection:
         self._watch.want_readable()
 
     def pump(self) -> None:
-        """Hands on what the machine has, as much as a turn allows, and the rest when others had theirs."""
+        """Hands on as much of the machine's events as a turn allows, and the rest after others had their turns."""
         if not self.behind and not self._pump_some():
             self._not_enough()
 
     def pump_soon(self) -> None:
-        """Hands on what the machine has, in this connection's next turn."""
+        """Does what `pump` does, in this connection's next turn."""
         self.behind = True
         self.turn_soon()
 
     def _not_enough(self) -> None:
-        """This turn was not enough: it goes on in another, behind all who need less."""
+        """Goes on in another turn, after all connections that need less: this turn was not enough."""
         self.heavy = True
         self.pump_soon()
 
     def _catch_up(self) -> bool:
-        """Hands on a bit more; False where that was the connection's end."""
+        """Hands on as much more as a turn allows; False if that ended the connection."""
         if self._pump_some():
             self.behind = self.heavy = False
             self.read_more()
@@ -352,21 +353,21 @@ class Connection:
         return True
 
     def read_more(self) -> None:
-        """Something was consumed: a reader that had stopped looks again."""
+        """Reads again, if reading was paused: something was consumed."""
         if self.reading_paused:
             self.turn_soon()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def turn_soon(self) -> None:
-        """This connection has its turn when others had theirs."""
+        """Gives this connection a turn after others had theirs."""
         if not self._dirty and self._lost is None:
             self._dirty = True
             self._soon(self)
 
     def output_ready(self) -> None:
-        """The machine may have bytes, or be over: looked at in this connection's next turn, and what became ready until
-        then leaves together."""
+        """Writes in this connection's next turn: the machine may have bytes, or be over. All that becomes ready until then
+        leaves together."""
         if not self._dirty and not self.blocked and self._lost is None:
             self._dirty = True
             self._soon(self)
@@ -386,7 +387,7 @@ class Connection:
                 self.blocked, self._blocked_since = True, self.clock()
                 self._watch.want_writable()
                 return
-        # also when there was nothing: an end without bytes of its own, such as a declared length that is met, shows here
+        # Also after no bytes: an end without bytes of its own, such as a declared length that is reached, shows here.
         self._ending = True
         sent = wire.data_sent()
         if sent is not None:
@@ -398,8 +399,8 @@ class Connection:
             self._begin_linger()
 
     def _send(self, buffers: list[Buffer], size: int, n: int | None = None) -> bool:
-        """Sends what the machine gave, of which n bytes have left already; False if the transport is full, and keeps what
-        it did not take."""
+        """Sends what the machine gave, of which n bytes have left already. If the transport is full, keeps the rest and
+        returns False."""
         transport = self.transport
         if n is None:
             n = transport.try_send(buffers)
@@ -417,7 +418,7 @@ class Connection:
             n = transport.try_send(buffers)
 
     def _write_rest(self) -> None:
-        """The transport was full, and may have room again."""
+        """Sends the rest: the transport was full, and may have room again."""
         if self.transport.pending:
             self.transport.try_send(())
         before = self.last_sent
@@ -435,7 +436,7 @@ class Connection:
     def _sent(self, sent: Sent) -> None:
         exchanges = self.exchanges
         ended = sent.ended
-        if sent.room != ended:  # an answer that left whole has no task that waits for room
+        if sent.room != ended:  # no task waits for room in an answer that left whole
             for stream in sent.room:
                 exchange = exchanges.get(stream)
                 if exchange is not None:
@@ -448,7 +449,7 @@ class Connection:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _begin_linger(self) -> None:
-        """Begins to linger once everything is written: bytes that the client still sends are dropped for a moment."""
+        """Everything is written: for a moment, receives and drops what the client still sends."""
         if self.eof:
             self.lost(Ending.CANCELLED)
             return
@@ -469,7 +470,7 @@ class Connection:
     # -- exchanges -------------------------------------------------------------------------------------------------
 
     def open_exchange(self, request: Request) -> Exchange:
-        """A request has arrived, or its head alone: its exchange starts in a task of its own."""
+        """Starts the exchange of a request in a task of its own; the body may still be on its way."""
         self.requests += 1
         server = self.server
         exchange = Exchange(self, self.wire, request, server.new_id(), self.last_received)
@@ -479,7 +480,7 @@ class Connection:
         return exchange
 
     def exchange_closed(self, exchange: Exchange) -> None:
-        """The exchange has its ending and its task is done."""
+        """Forgets an exchange that has its ending and whose task is done."""
         del self.exchanges[exchange.stream]
         self.completed += exchange.ending is Ending.COMPLETE
         self.server.exchange_closed(exchange)
@@ -491,11 +492,11 @@ class Connection:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """The server's coarse timer looks at the stamps: stalls, silence, hang-ups, and the wire's own times."""
+        """Called by the server's coarse timer: checks for stalls, silence, hang-ups, and the wire's own times."""
         self._contain(self._look_at_stamps, now)
 
     def drain(self) -> None:
-        """Says goodbye: no new requests, live exchanges go on."""
+        """Tells the client that no new requests are taken; live exchanges go on."""
         self._contain(self.wire.drain)
         self.output_ready()
 
@@ -513,8 +514,8 @@ class Connection:
                 self.wire.tick(now)
 
     def _stalled(self, stall: float, waited: float) -> None:
-        """The peer takes nothing. The running exchanges are interrupted, and their errors queued behind their answers; if
-        the peer does not take those either, the connection ends a moment later."""
+        """Stops the exchanges that run, because the peer takes nothing. Each queues an error behind what is queued already;
+        if the peer does not take that within `LAST_WORD` either, the connection ends."""
         running = [e for e in self.exchanges.values() if e.interruption is None and e.outbound.finishing is None]
         told = any(e.interruption is not None for e in self.exchanges.values())
         if running or not told:
@@ -527,7 +528,8 @@ class Connection:
             self.lost(Ending.LOST)
 
     def _left_unread(self) -> None:
-        """The client is gone, and nobody reads as far as its leaving; an answer that is whole still goes out."""
+        """Cuts off unfinished exchanges: the client is gone, while reading is paused before its end. A whole answer still
+        goes out."""
         unfinished = [exchange for exchange in self.exchanges.values() if exchange.outbound.finishing is None]
         if len(unfinished) == len(self.exchanges):
             self.lost(Ending.CANCELLED)
@@ -535,19 +537,19 @@ class Connection:
             exchange.peer_gone(Ending.CANCELLED)
 
     def drain_now(self) -> None:
-        """The drain deadline has passed: what still runs gets its ending."""
+        """Interrupts the exchanges that still run: the drain deadline has passed."""
         for exchange in list(self.exchanges.values()):
             exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
 
 
 def socket_hop(transport: Transport) -> list[Hop]:
-    """The bytes that the transport holds of all exchanges of a connection; none if it cannot tell."""
+    """The bytes of all exchanges of a connection that its transport holds; empty if it cannot tell."""
     unsent = transport.unsent()
     return [] if unsent is None else [Hop("socket", *unsent)]
 
 
 def _after(buffers: list[Buffer], n: int) -> list[Buffer]:
-    """The rest of the buffers without their first n bytes."""
+    """The buffers without their first n bytes."""
     for i, buffer in enumerate(buffers):
         size = len(buffer)
         if n < size:

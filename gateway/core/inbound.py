@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from gateway.core.contracts import Sink, Stream, Wire
 
 PIECE = 128
-"""Bytes that a piece that waits costs beside its own, for its objects and its place: else empty frames would be free."""
+"""Bytes that a waiting piece costs beside its own, for its objects and list entry: otherwise empty frames would be free."""
 _SMALL = 512
-_NOTHING: list[Buffer | Frame] = []  # which nobody changes
+_NOTHING: list[Buffer | Frame] = []  # never changed
 
 
 @final
 class Inbound:
-    """The body of a request, where it did not all come with the head.
+    """The body of an exchange that arrives piece by piece, or is to be taken so.
 
-    The wire feeds it. `receive` takes a piece and gives its credit back; a cancelled `receive` has taken nothing. Or else
-    the whole body goes into one buffer, the `sink`: `gateway.core.whole_body`.
+    The wire feeds it. `receive` takes a piece and gives its credit back; a cancelled `receive` has taken nothing.
+    Alternatively, the whole body goes into one buffer, the `sink`: `gateway.core.whole_body`.
     """
 
     __slots__ = (
@@ -51,25 +51,25 @@ class Inbound:
     )
 
     def __init__(self, exchange: Stream, wire: Wire, body: bytes | None = None, held: int = 0) -> None:
-        """`body` is all of it where it came with the head: `held` was paid for it, and the wire wants no credit."""
+        """`body` is all of it if it came with the head: `held` was paid for it, and the wire wants no credit."""
         self.exchange, self.wire = exchange, wire
-        # pieces that have arrived, the next one first; and those that the work takes from, the next one last
+        # Pieces in the order of arrival; and pieces that `receive` takes, from the end of the list.
         self._arrived = self._taking = _NOTHING
         if body:
             self._arrived = [body]
         self.held = held
-        """The cost of these pieces in bytes, paid from the budget on wires without windows."""
+        """Bytes of the budget that pay for waiting pieces, on wires without windows."""
         self._prepaid = self.input_ended = body is not None
-        """True if the body has arrived to its end (`input_ended`)."""
+        """`input_ended`: true once all of the body has arrived. `_prepaid`: true if it came with the head."""
         self._expects_continue = exchange.request.expects_continue
         self.assembly = 0
         """Bytes of a message under way in a decoder, paid from the budget."""
         self.received = 0
-        """Pieces that were taken: of a WebSocket, frames."""
+        """Pieces that were taken. A WebSocket's pieces are frames."""
         self.sink: Sink | None = None
         self.under_way: Callable[[], tuple[object, int] | None] | None = None
-        """Says of a message that has begun and is not whole how many bytes of it are here, and what tells it from the one
-        before; None where there is none. For who puts messages together."""
+        """Set by the code that puts messages together. It returns an identity of the incomplete message and how many bytes
+        of it are here; None if no message has begun."""
         self._pace: Pace | None = None
         self._reader: trio.lowlevel.Task | None = None  # waits for input
         self._closed = False
@@ -77,7 +77,7 @@ class Inbound:
     # -- called by the wire ----------------------------------------------------------------------------------------
 
     def feed(self, item: Buffer | Frame, n: int, now: float) -> None:
-        """A piece of the body, n bytes that the wire wants credit for."""
+        """Takes a piece of the body, for whose n bytes the wire wants credit."""
         exchange = self.exchange
         exchange.bytes_in += n
         exchange.arrived_at = now
@@ -88,10 +88,10 @@ class Inbound:
             self.sink.take(item, n)
             self.credit(n)
             if exchange.bytes_in == n and self.wire.windowed:
-                self._land(self.sink)  # not before: who only announces a body takes no memory for it
+                self._land(self.sink)  # not before: a body that is only announced takes no memory
         else:
             if self.wire.windowed:
-                # the window bounds bytes alone: small pieces are put together, or each would hold thirty times its size
+                # The window bounds only bytes. Small pieces are joined: alone, each would hold thirty times its size.
                 last = self._arrived[-1] if n < _SMALL and self._arrived else None
                 if last is not None:
                     assert not isinstance(last, Frame)
@@ -115,21 +115,21 @@ class Inbound:
                 self.wake_reader(now)
 
     def feed_end(self) -> None:
-        """The body is complete."""
+        """Called when the body is complete."""
         self.input_ended = True
         if self._reader is not None:
             self.wake_reader(self.exchange.owner.clock())
 
     @property
     def waiting(self) -> int:
-        """The cost in bytes of the pieces that nobody has taken yet, beside their own bytes."""
+        """Bytes that the pieces not taken yet cost beside their own."""
         return PIECE * (len(self._arrived) + len(self._taking))
 
     # -- called by the exchange's own task -------------------------------------------------------------------------
 
     async def receive(self) -> Buffer | Frame | None:
-        """The next piece of the body, None at its end (again and again). Its credit goes back to the peer with the
-        return: call this when the consumer wants bytes, not before."""
+        """Returns the next piece of the body; None at its end, at every further call too. The piece's credit goes back to
+        the peer with the return: call this when the consumer wants bytes, not before."""
         exchange = self.exchange
         if self._expects_continue:
             self.proceed()
@@ -167,7 +167,7 @@ class Inbound:
         return item
 
     def proceed(self) -> None:
-        """Asks a client for the body that waits to be asked."""
+        """Asks the client for the body, if it waits for that (`Expect: 100-continue`)."""
         exchange = self.exchange
         if self._expects_continue and not exchange.bytes_in and not exchange.outbound.status:
             self.wire.proceed(exchange.stream)
@@ -187,7 +187,7 @@ class Inbound:
         return self._reader is not None
 
     def wake_reader(self, now: float) -> None:
-        """Wakes the task that waits, if one does. Its wait is over since then, whenever it has its turn."""
+        """Wakes the task that waits, if one does. Its wait counts until `now`, even if it runs later."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self.exchange.has_waited(INPUT, now)
@@ -199,13 +199,13 @@ class Inbound:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def credit(self, n: int) -> None:
-        """The wire may receive n bytes more."""
+        """Lets the wire receive n more bytes."""
         if not self._prepaid:
             self.wire.credit(self.exchange.stream, n)
 
     def take_whole(self, limit: int) -> Buffer | None:
-        """Takes all of the body, if it is here in one piece, within the limit and without a content coding. The reservation
-        that paid for it while it waited goes on to pay for it."""
+        """Returns all of the body if it is here in one piece, within the limit and without a content coding; None otherwise.
+        The bytes of the budget that paid for the waiting piece now pay for the body."""
         exchange, arrived = self.exchange, self._arrived
         if len(arrived) != 1 or not self.input_ended or exchange.cancelled or self._taking:
             return None
@@ -218,13 +218,13 @@ class Inbound:
         if self.wire.windowed:
             exchange.reserve(n)
         self.credit(n)
-        exchange.reserved += self.held  # which is nothing on a wire with windows
+        exchange.reserved += self.held  # 0 on a wire with windows
         self.held, self._arrived = 0, _NOTHING
         exchange.copied += n
         return whole
 
     def gather(self, sink: Sink) -> None:
-        """Puts the pieces that have arrived, and all later ones, into the sink; a wire may receive into it."""
+        """Puts all that has arrived, and all that will arrive, into the sink; the wire may receive into it."""
         self.sink = sink
         waiting = [*reversed(self._taking), *self._arrived]
         self._taking = self._arrived = _NOTHING
@@ -243,16 +243,16 @@ class Inbound:
             sink.landed = self.wire.land(self.exchange.stream, place)
 
     def gathering(self, arrived: int, length: int) -> None:
-        """Pays, in steps, for the memory of a message of that length which is put together from pieces; `arrived` bytes of
-        it are here or about to be taken. Overloaded where the budget has no room, or never could have."""
+        """Pays, in steps, for a message of `length` bytes that is put together from pieces: `arrived` bytes of it are here
+        or about to be taken. Raises Overloaded if the budget has no room, or never could have."""
         if arrived > self.assembly:
             self.assembling(ahead(arrived, length))
         elif length > (account := self.exchange.account).limit:
             raise no_bytes(account, length)
 
     def assembling(self, n: int) -> None:
-        """A message is being put together that takes n bytes by now: they are reserved before they are taken. Overloaded
-        where the budget has no room."""
+        """Reserves bytes before they are taken, for a message that is being put together and now takes n bytes. Raises
+        Overloaded if the budget has no room."""
         if n > self.assembly:
             extra, budget = n - self.assembly, self.exchange.account
             if not budget.try_reserve(extra):
@@ -260,7 +260,7 @@ class Inbound:
             self.assembly = n
 
     def assembled(self) -> None:
-        """That message was taken."""
+        """Gives back the bytes of that message: it was taken."""
         if self.assembly:
             self.exchange.account.release(self.assembly)
             self.assembly = 0
@@ -268,8 +268,8 @@ class Inbound:
     # -- called by the exchange ------------------------------------------------------------------------------------
 
     def too_slow(self, now: float) -> SlowUpload | None:
-        """The error for an upload that fell silent, or stays slower than `limits.body_rate`: a whole body, or a message that
-        has begun and is not whole; None while it is fast enough. Between messages a stream may be as slow as it likes."""
+        """Returns the error for an upload that is silent or slower than `limits.body_rate`, None if it is neither. An upload
+        is a whole body, or a message that has begun. Between messages a stream may be as slow as it likes."""
         if self.input_ended or self._closed:
             return None
         exchange = self.exchange
@@ -289,7 +289,7 @@ class Inbound:
         return None
 
     def close(self) -> None:
-        """The exchange's task is done: unread input is credited and dropped, what was held is given back."""
+        """Credits and drops unread input, and gives back what was held: the exchange's task is done."""
         self._closed, self.sink, self.under_way = True, None, None
         unread = 0
         for item in (*self._taking, *self._arrived):

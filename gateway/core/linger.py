@@ -1,4 +1,4 @@
-"""Drops the bytes that a connection receives after its last byte was sent, for a moment and within bounds.
+"""The linger of a connection: after its last byte, what the client still sends is received and dropped, within bounds.
 
 Closing over unread bytes makes the kernel send RST, which can destroy the answer before the client reads it (RFC 9112
 section 9.6).
@@ -16,33 +16,33 @@ _SECONDS = 1.0  # and up to one more, until the coarse timer sees it
 # More than a client sends beyond a limit by mistake: one that is cut off while it writes never reads why (over TLS,
 # botocore and others do not even try). It costs time alone, which is bounded.
 _BYTES = 64 * 1024 * 1024
-_BRIEF_SECONDS, _BRIEF_BYTES = 0.1, 256 * 1024  # for a peer whose conduct ended the connection
-_READS = 4  # in turns, as whatever else is received: there may be much of it
+_BRIEF_SECONDS, _BRIEF_BYTES = 0.1, 256 * 1024  # for a flooding peer: just enough that it can read why the connection ends
+_READS = 4  # receives in one turn: much may arrive
 
 
 class Swallowed(enum.Enum):
-    """The result of one turn."""
+    """The result of one turn of a linger."""
 
     DRY = enum.auto()
-    """There is nothing more for now."""
+    """Nothing more has arrived yet."""
     MORE = enum.auto()
     OVER = enum.auto()
-    """The client has ended, or sent more than anybody waits for."""
+    """The client has ended, or time or bytes have reached the linger's bound."""
 
 
 @final
 class Linger:
-    """The end of one connection. Everything is written."""
+    """The bounded receiving at the end of one connection, after everything is written."""
 
     __slots__ = ("_left", "until")
 
     def __init__(self, now: float, *, brief: bool = False) -> None:
         self._left = _BRIEF_BYTES if brief else _BYTES
         self.until = now + (_BRIEF_SECONDS if brief else _SECONDS)
-        """The time at which nobody waits any longer, on Trio's clock."""
+        """When the linger ends, on Trio's clock."""
 
     def swallow(self, transport: Transport, scratch: memoryview, now: float) -> Swallowed:
-        """Receives, for one turn."""
+        """Receives and drops bytes, for one turn."""
         if now > self.until:
             return Swallowed.OVER
         for _ in range(_READS):

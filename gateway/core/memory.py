@@ -1,4 +1,4 @@
-"""Memory for bodies: warm, and used again when nobody looks at it any more; or growing in its place, and gone at its end."""
+"""Memory for bodies: pooled memory, used again once no view of it is left, and memory that grows in place."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from protocols.buffers import Budget
 
 SMALLEST = 64 * 1024
-"""Below it a body is cheaper to allocate than to pool."""
+"""Bytes below which a body is cheaper to allocate than to pool."""
 _IDLE_SECONDS = 10.0
 _MAPPED = 256 * 1024  # a larger body that grows is mapped
 
 
 class BodyMemory(Protocol):
-    """Other memory for whole bodies: of a model that sees them there, in a process of its own."""
+    """Memory for whole bodies that a model's own process shares."""
 
     def take(self, n: int) -> memoryview | None:
-        """As of a BodyPool, which lends them where this has no room."""
+        """Returns writable memory of n bytes; None if it has no room: the caller then takes memory of a BodyPool."""
         ...
 
 
@@ -35,9 +35,9 @@ class BodyMemory(Protocol):
 class BodyPool:
     """Lends memory for whole bodies.
 
-    Fresh memory costs ten times what copying into it does: the kernel clears each page when it is first touched. Lent
-    memory comes back by itself when the last view of it dies, also one that a model has kept, in whatever thread. At most
-    `keep` bytes wait to be lent again, none longer than some ten seconds after the last loan.
+    Fresh memory costs ten times as much as copying into it: the kernel clears each page when it is first touched. Lent
+    memory comes back when the last view of it dies, even one that a model has kept, in any thread. At most `keep` bytes
+    wait to be lent again, none longer than about ten seconds after the last loan.
     """
 
     def __init__(self, keep: int) -> None:
@@ -55,7 +55,7 @@ class BodyPool:
         return sum(lent.nbytes for loan in list(self._loans.values()) if isinstance(lent := loan(), np.ndarray))
 
     def take(self, n: int, now: float) -> memoryview:
-        """Writable memory of n bytes, at least one, not cleared: whoever fills it gives out no more than was filled."""
+        """Lends writable memory of n bytes, n at least 1. It is not cleared: the caller must pass on only what it filled."""
         if n < SMALLEST:
             return np.empty(n, np.uint8).data
         self._used_at = now
@@ -96,10 +96,11 @@ class BodyPool:
 
 @final
 class GrowingBody:
-    """Memory for a body of at most `most` bytes of which nobody knows how many it will have.
+    """Memory for a body of unknown length, of at most `most` bytes.
 
-    A large one is mapped whole at once, which costs what is touched of it: it is never moved, and the system has it back
-    with its last view. An allocator keeps memory that several threads return to it, up to twice the largest piece for each.
+    A large one is mapped whole at once, and costs only the pages that are touched. The body is never moved, and the system
+    gets the memory back with its last view. An allocator would keep memory that several threads return to it, up to twice
+    the largest piece for each.
     """
 
     __slots__ = ("_mapped", "_most", "_small", "size")
@@ -111,7 +112,7 @@ class GrowingBody:
         self.size = 0
 
     def append(self, data: Buffer) -> None:
-        """Appends at most as many bytes as there is room for."""
+        """Appends bytes; the caller must not append more than there is room for."""
         mapped, end = self._mapped, self.size + len(data)
         if mapped is None and end > _MAPPED:
             mapped = self._mapped = mmap.mmap(-1, self._most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -124,11 +125,11 @@ class GrowingBody:
         self.size = end
 
     def view(self) -> memoryview:
-        """The appended bytes; nothing may be appended afterwards."""
+        """Returns the appended bytes; nothing may be appended afterwards."""
         return memoryview(self._small) if self._mapped is None else memoryview(self._mapped)[: self.size]
 
     def clear(self) -> None:
-        """Gives the memory back, of which there must be no view."""
+        """Gives the memory back; there must be no view of it."""
         self._small, self.size = bytearray(), 0
         if self._mapped is not None:
             self._mapped.close()
@@ -136,13 +137,13 @@ class GrowingBody:
 
 
 def _size_of(n: int) -> int:
-    """n rounded up to one of eight sizes in each doubling, so that bodies of about one size share memory."""
+    """Returns n rounded up to one of eight sizes in each doubling, so that bodies of similar sizes share memory."""
     step = max(1 << (n.bit_length() - 4), mmap.PAGESIZE)
     return -(-n // step) * step
 
 
 def no_bytes(budget: Budget, n: int) -> Overloaded:
-    """The error for a session that the budget has no n bytes more for."""
+    """Makes the error for a session for which the budget has no n more bytes."""
     if isinstance(budget, MemoryAccount) and budget.has_its_share(n):
         return share_is_held(budget, n)
     return Overloaded(
@@ -152,7 +153,7 @@ def no_bytes(budget: Budget, n: int) -> Overloaded:
 
 
 def share_is_held(account: MemoryAccount, n: int = 0) -> Overloaded:
-    """The error for a session whose party holds its share, and gets no n bytes more while memory is scarce."""
+    """Makes the error for a session whose party holds its share, and gets no n more bytes while memory is scarce."""
     wanted = f"no memory for {n} bytes: " if n else ""
     return Overloaded(
         f"{wanted}{account.used} of {account.limit} bytes are in use (limits.total_bytes), {account.held} of them for this "

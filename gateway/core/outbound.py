@@ -1,4 +1,4 @@
-"""The answer of an exchange, and the bound on what waits in it for a slow client: room first, then what is said, one end."""
+"""The answer of an exchange, with a bound on the bytes that wait for a slow client: first room, then bytes, then one end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gateway.core.contracts import Owner, Stream, Wire
     from gateway.core.turn import Turn
 
-_LONG = 4096  # bytes: of shorter messages those of a turn are few, whatever their number
-# nginx, and the proxies that have its manners, collect an answer before they pass it on, unless it says this
+_LONG = 4096  # bytes: a turn's messages below this are few bytes together
+# nginx, and proxies that act like it, collect an answer before they pass it on, unless it has this field.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
 _WITHOUT_LENGTH = frozenset((204, 304))  # RFC 9110 section 8.6: of a 304 it would be that of another answer
 
@@ -29,14 +29,13 @@ _WITHOUT_LENGTH = frozenset((204, 304))  # RFC 9110 section 8.6: of a 304 it wou
 class Outbound:
     """The answer of an exchange to its client.
 
-    `await wait_room(n)` first, then `start`, `push` and `finish`, which are synchronous and cannot be cancelled between each
-    other, or `respond` in place of the three. The end names the ending that the last byte stands for, trailers included.
-    An answer to a client that is gone is dropped; a call after the end raises trio.ClosedResourceError.
+    First `await wait_room(n)`, then `start`, `push` and `finish`, which are synchronous, so no cancellation comes between
+    them; or `respond` in place of the three. The end names the ending that the last byte stands for, trailers included.
+    Calls are ignored if the client is gone. Calls after the end raise trio.ClosedResourceError.
 
-    Pieces (`push_piece`) are many and short. If the wire is `exclusive` they wait here, in order, until the wire writes
-    and takes all there are. If something else must come behind them, they are handed to the wire first. If the wire
-    refuses some of them, such as more than the head has declared, the error is raised there and then. Pieces for a client
-    that is gone are dropped.
+    Pieces (`push_piece`) are many and short. If the wire is `exclusive`, they wait here, in order, until the wire writes and
+    takes all of them. Other calls hand them to the wire first. If the wire refuses pieces, for example bytes beyond the
+    declared length, that call raises its error. Pieces for a client that is gone are dropped.
     """
 
     __slots__ = (
@@ -61,37 +60,37 @@ class Outbound:
     )
 
     first_at: float | None
-    """When the first bytes of its body had left; None before, and where all of the answer left at once."""
+    """When the first bytes of its body had left; None before, and if all of the answer left at once."""
     moved_at: float
-    """When its wire has last seen that it moves, for wires on which each exchange stalls by itself."""
+    """When its wire last saw it move, for wires on which each exchange stalls by itself."""
 
     def __init__(self, exchange: Stream, owner: Owner, wire: Wire, stream: int, now: float) -> None:
         self._stream = stream
         self.exchange = exchange
-        """The exchange that it answers; not set once that is over: a cycle would keep both until the collector comes by."""
+        """The exchange that it answers; not set once that is over: a cycle would keep both until the GC runs."""
         self.owner, self.wire = owner, wire
         self.open = True
-        """Something may still be said: neither the end is, nor is the client gone."""
+        """True while more may be sent: the end is not queued, and the client is not gone."""
         self.finishing: Ending | None = None
         """The ending that is queued."""
         self.status = self.bytes_out = 0
         self.charged = 0
-        """A message larger than the send buffer, paid from the budget until it has left."""
-        self.items = 0  # units that turns have counted for its messages, without those of the present turn
-        self.room_left = 0  # below so many `bytes_out` there is room, and no checkpoint due for them
+        """Bytes of the budget for a message larger than the send buffer, until it has left."""
+        self.items = 0  # units that turns have counted for its messages, without the current turn
+        self.room_left = 0  # while `bytes_out` is below this, there is room and no checkpoint is due
         self.turn: Turn = NO_TURN
         self.moved_at = self.sent_at = now
         self.first_at = None
         self._writer: trio.lowlevel.Task | None = None  # waits for room
         self.beside: Headers = ()
-        """Fields that the head of its answer has beside those that are said: of CORS."""
+        """Fields that are added to the head of its answer: those of CORS."""
         self.pieces: list[bytes] | tuple[()] = ()
-        """Those that wait; only the Outbound itself adds to them."""
+        """The pieces that wait; only the Outbound itself adds to them."""
 
     @property
     def items_out(self) -> int:
-        """Messages of the model that have had room: tokens, parts, responses. For an answer that is one document, the
-        messages that it was made of; 0 for one of a unary call."""
+        """Messages of the model that got room: tokens, parts, responses. If the answer is one document, the messages that it
+        was made of; 0 for a unary call."""
         turn = self.turn
         return (self.items + TURN_UNITS - turn.left if turn.of is self else self.items) // SENT
 
@@ -103,18 +102,18 @@ class Outbound:
     # -- room ------------------------------------------------------------------------------------------------------
 
     async def wait_room(self, n: int = 1) -> None:
-        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole. An empty
-        message waits too where there is no room at all: its framing is not empty.
-        Changes nothing; what is pushed next cannot be cancelled. One task at a time."""
+        """Returns when n bytes may be pushed: they fit, or the queue is empty and takes one large message whole. If there is
+        no room at all, an empty message waits too, because its framing takes bytes. A cancelled call has changed nothing;
+        the push after it cannot be cancelled. One task at a time."""
         if (n > _LONG and self.turn.due(n)) or not self.try_room(n or 1):
             await self._wait_room(n or 1)
 
     def try_room(self, n: int) -> bool:
-        """True if n bytes may be pushed at once: `wait_room` would return without a wait, and need not be called. If it is
-        false, `wait_room` must be called. n is at least 1."""
+        """True if n bytes may be pushed at once: `wait_room` need not be called. If false, call `wait_room`. n is at
+        least 1."""
         turn = self.turn
         turn.left = left = turn.left - SENT
-        # most messages: at the clock for every second one
+        # The path of most messages: it reads the clock for every second one.
         if self.bytes_out + n < self.room_left and (left in BETWEEN or (left and self.owner.clock() <= turn.ends)):
             return True
         if left in BETWEEN or not turn.due(n):
@@ -123,12 +122,12 @@ class Outbound:
             room = self.wire.room(self._stream)
             if n <= room and self.finishing is None:
                 if self.status and self.wire.exclusive:
-                    sent = self.bytes_out  # the framing of a turn's pieces is subtracted from the room
+                    sent = self.bytes_out  # the room is counted without the framing of a turn's pieces
                     self.room_left = min(
                         sent + room - TURN_UNITS // SENT * FRAMING, turn.bytes + self.owner.limits.checkpoint_bytes
                     )
                 return True
-        turn.left += SENT  # it was not let in: it counts when it is
+        turn.left += SENT  # the message got no room: it counts once it does
         return False
 
     async def _wait_room(self, n: int) -> None:
@@ -163,7 +162,7 @@ class Outbound:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def room_changed(self) -> None:
-        """The wire calls it when bytes of this exchange have left."""
+        """Called by the wire when bytes of this exchange have left."""
         self.sent_at = self.owner.last_sent
         if self.first_at is None and self.bytes_out:
             self.first_at = self.sent_at
@@ -176,15 +175,15 @@ class Outbound:
             trio.lowlevel.reschedule(writer)
 
     def uncharge(self) -> None:
-        """The large message has left, or never will."""
+        """Gives back the bytes of the large message: it has left, or never will."""
         self.exchange.account.release(self.charged)
         self.charged = 0
 
-    # -- the answer ------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------------
 
     def start(self, status: int, headers: Headers, *, trailers: bool = False) -> None:
-        """Queues the head. Adds `x-request-id`, and to the head of a stream a field that tells proxies not to buffer it. A
-        caller that will `finish` with trailers must pass `trailers` here, and then must send them."""
+        """Queues the head. It also gets `x-request-id`, and that of a stream gets `x-accel-buffering: no`, so that proxies
+        do not hold the stream back. With `trailers`, the caller must `finish` with trailers."""
         if not self.open:
             return self._closed()
         if self.pieces:
@@ -195,7 +194,7 @@ class Outbound:
         self.wire.start(self._stream, status, fields, trailers)
 
     def push(self, *buffers: Buffer) -> None:
-        """Queues one piece of the body: by reference, so its memory must not change until it is written."""
+        """Queues one piece of the body, by reference: its memory must not change until it is written."""
         if not self.open:
             return self._closed()
         if self.pieces:
@@ -205,7 +204,7 @@ class Outbound:
         self.wire.push(self._stream, buffers)
 
     def push_piece(self, piece: bytes) -> None:
-        """`push` of one buffer, for those that are many and short. Only right after `try_room` or `wait_room`."""
+        """Queues one of many short pieces of the body. Call it only right after `try_room` or `wait_room`."""
         pieces = self.pieces
         self.bytes_out += len(piece)
         if pieces:
@@ -217,7 +216,7 @@ class Outbound:
             self.wire.push_pieces(self._stream, (piece,))
 
     def take_pieces(self) -> Sequence[bytes]:
-        """The pieces that wait, for the wire, which writes them now; they are its own from now on."""
+        """Gives the waiting pieces to the wire, which writes them now."""
         pieces, self.pieces = self.pieces, ()
         return pieces
 
@@ -225,7 +224,7 @@ class Outbound:
         self.wire.push_pieces(self._stream, self.take_pieces())
 
     def drop_pieces(self) -> None:
-        """Nobody will read them."""
+        """Drops the waiting pieces: no client will read them."""
         self.pieces = ()
 
     def push_frame(self, opcode: Opcode, fin: bool, *buffers: Buffer) -> None:
@@ -238,11 +237,11 @@ class Outbound:
     def finish(
         self, ending: Ending = Ending.COMPLETE, *, trailers: Headers = (), code: int = 1000, reason: str = ""
     ) -> None:
-        """Queues the end of the answer (`code` and `reason` are a WebSocket's). Input that was not read is dropped.
+        """Queues the end of the answer (`code` and `reason` are for a WebSocket only). Unread input is dropped.
 
-        `trailers` are fields behind the body; which wires carry them, and to whom, `Wire.finish` says, and elsewhere they
-        are dropped. The ending is decided when the kernel has taken them. LocalProtocolError for fields that its wire
-        cannot carry there: then nothing is ended, and another end may be said."""
+        `trailers` are fields behind the body; `Wire.finish` tells which wires carry them; others drop them. The ending is
+        decided when the kernel has taken the last byte, trailers included. Raises LocalProtocolError for fields that the
+        wire cannot carry there: then nothing is ended, and another end may be queued."""
         if not self.open:
             return self._closed()
         if self.pieces:
@@ -264,8 +263,8 @@ class Outbound:
     ) -> None:
         """Queues a whole answer: head, body and end in one call, which leave in one write.
 
-        Its head declares the length of the body, unless `trailers` are given, also empty ones: they end it as `finish` says.
-        Without a body it is one frame of HTTP/2, a head that has the fields of the trailers too."""
+        The head declares the length of the body, unless `trailers` are given, even empty ones: they end it as in `finish`.
+        Without a body, HTTP/2 sends one HEADERS frame, which has the fields of the trailers too."""
         if not self.open:
             return self._closed()
         if self.pieces:
@@ -291,19 +290,18 @@ class Outbound:
             raise
 
     def abort(self, ending: Ending) -> None:
-        """Ends the exchange where no honest in-band ending is possible any more: RST_STREAM, or the connection's end."""
+        """Cuts the answer off, by RST_STREAM or the connection's end: use it if no ending can be sent in-band any more."""
         if self.open:
             self.finishing, self.open, self.room_left = ending, False, 0
             self.drop_pieces()
             self.wire.reset(self._stream, ending)
 
     def _unfinish(self) -> None:
-        """Takes back an end that the wire could not carry: the caller may send another."""
+        """Opens the answer again: its end could not be queued, and another may be."""
         self.finishing = None
         self.open = not self.exchange.gone
 
     def _closed(self) -> None:
-        """Drops what is said to a client that is gone, which is no error: cancellation is under way. Raises after the
-        end."""
+        """Raises if the answer has ended. If the client is gone, does nothing: the work is being cancelled already."""
         if self.finishing is not None:
             raise trio.ClosedResourceError("the exchange has ended")

@@ -1,4 +1,4 @@
-"""Row: a method and a path of a dialect, its handler, who may ask, how its clients are refused. Route: a request's row."""
+"""Row: a method and path of a dialect, with its handler, access rule and refusals. Route: a request's row."""
 
 from __future__ import annotations
 
@@ -15,71 +15,70 @@ from protocols.events import Head
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 """Answers an exchange: called with it and what its path captures, and awaited."""
 Refuse: TypeAlias = Callable[[Exchange, GatewayError], None]
-"""Says an error that comes before the head: it commits and finishes the exchange."""
+"""Answers an error that comes before the head: it commits and finishes the exchange."""
 
 WEBSOCKET = "websocket"
 """Stands for the method of a WebSocket upgrade."""
 
 
 class Needs(enum.Enum):
-    """The credentials that a request needs where the server does not answer everybody (`gateway.serving.access`)."""
+    """The access that a request needs if the server requires credentials: `gateway.serving.access`."""
 
     NOTHING = "nothing"
-    """Health: anybody may ask."""
+    """No credentials, for health."""
     MODEL_READY = "model-ready"
-    """As `INFER`, unless `access.open` has it."""
+    """As `INFER`, unless `access.open` lists it."""
     METADATA = "metadata"
-    """As `INFER`, unless `access.open` has it: which models there are, and what they take."""
+    """As `INFER`, unless `access.open` lists it: for the list of models and their tensors."""
     INFER = "infer"
     """A key, a certificate or a signature."""
     CONTROL = "control"
-    """As `INFER`, with a key of that scope: for requests that change the models in service, or the server itself."""
+    """As `INFER`, and a key must have this scope: for changes of the models or of the server."""
 
 
 @final
 class CallKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that are told from all others by their content type. A call of a kind, at any path, is one of the rows of its
-    kind, or refused in the words of its kind."""
+    """A kind of calls that have a content type of their own. A call of the kind goes to one of the kind's rows, or is
+    refused in its format, whatever its path is."""
 
     name: str
-    """As people say it."""
+    """The name that people read."""
     media_type: str
     is_of: Callable[[bytes], bool]
-    """True if a content type is that of these calls."""
+    """True if a content type is of this kind."""
     read: Callable[[Head], Any]
-    """Reads a head for the handler, which takes the result as its one argument after the exchange; read once for each
-    head."""
+    """Reads a head for the handler, which takes the result as its one argument after the exchange; once for each head."""
     refuse: Refuse
 
 
 @final
 class Row(msgspec.Struct, frozen=True):
-    """One method of one path, with the handler that answers it."""
+    """One method of one path, and the handler that answers it."""
 
     method: str
-    """An HTTP method, or `WEBSOCKET`. GET is HEAD too."""
+    """An HTTP method, or `WEBSOCKET`. A row for GET also answers HEAD."""
     path: str
-    """`{name}` captures one segment, which `handler` takes under that name; one that is the only one, as its first argument
-    after the exchange. `*` is any path that has no upgrade of its own."""
+    """A path. `{name}` captures one segment: `handler` takes it by that name, or, if it is the only one, as its first
+    argument after the exchange. `*` is any path that has no upgrade of its own."""
     handler: Handler
     dialect: str = ""
-    """The dialect of its exchanges once the handler is called: a handler that finds another one in the body claims it."""
+    """The dialect of its exchanges once its handler is called. A handler that finds another one in the body claims the
+    exchange for that."""
     refuse: Refuse | None = None
-    """How its clients read an error, from the head on; None for the plain one."""
+    """Answers errors in the format of its clients, as soon as the head is known; None: the plain format."""
     refuses_method: bool = True
-    """True if a wrong method is refused in those words too."""
+    """True if `refuse` answers a wrong method too."""
     under: str = ""
-    """The prefix of its API: `refuse` says also that nothing is answered there or below, and names what is."""
+    """The prefix of its API: `refuse` also answers unknown paths there and below, and names the known ones."""
     always: bool = False
-    """True if it answers while the server drains or is short of memory: a health check needs its answer then, in its own
-    words."""
+    """True if it answers also while the server drains or is short of memory, as health does, in its own format."""
     needs: Needs = Needs.INFER
-    """The credentials that a request needs."""
+    """The access that a request needs."""
     kind: CallKind | None = None
-    """The kind of its calls, where that is told by their content type."""
+    """The kind of its calls, if their content type decides it."""
     signed: bool = False
-    """True if an AWS signature, which the handler verifies, is enough to call it."""
+    """True if an AWS signature, which its handler verifies, gives access."""
 
 
 Route: TypeAlias = tuple[Row, Handler, dict[str, Any]]
-"""The answer to a head: the row, its handler with what the head asks, and what the path captures."""
+"""The row of a request, its handler with what the head asks, and what the path captures."""

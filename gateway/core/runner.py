@@ -1,24 +1,24 @@
-"""The tasks that exchanges run in: which of them runs next, who may write now, and when connections have their turns.
+"""Runs exchanges in tasks: decides which runs next, which task may write, and when connections have their turns.
 
 The ten rules of the data path:
 
 1. One task leads (the Leader/Followers pattern, POSA 2). It waits until connections are ready, tells them, and itself runs
    the exchanges that begin thereby. Starting or waking a task costs as much as parsing a small request.
-2. An exchange that waits keeps its task. The leader whose exchange waits promotes a follower, so nobody who reads ever waits
-   for a model.
+2. An exchange that waits keeps its task. The leader whose exchange waits promotes a follower, so reading never waits for a
+   model.
 3. A connection has no task. It is called when its transport is ready, and when it has asked for a turn; it never waits.
 4. Only the connection writes to its transport, and only in its turn. An exchange queues its answer with the wire; all that
    was queued in one round leaves in one write.
-5. Work waits before it speaks: first `wait_room`, which can be cancelled, then `push`, which cannot.
+5. Work waits before it sends: first `wait_room`, which can be cancelled, then `push`, which cannot.
 6. Credit goes back when bytes are consumed: when `receive` returns them, or when they are in the buffer of a whole body. It
    never goes back because bytes have arrived.
-7. The byte budget pays for whatever waits in memory before it is kept there. Without room the exchange is refused.
-8. An exchange has one ending, and the first decision stays. The return receipt of its last byte is that the kernel has taken
-   it: then, and not when it is queued, the ending is decided.
-9. Work is shared out in turns of time: a connection works for two milliseconds at most, whatever it has received, an
-   exchange sends for one, and the leader works for five before it asks the kernel for news and lets others run. Small
-   requests go first: a connection whose last turn was not enough for it, which is then heavy, comes after all others,
-   and so do its exchanges.
+7. The byte budget pays for bytes before they are kept in memory. If it has no room, the exchange is refused.
+8. An exchange has one ending, and the first decision stays. The ending is decided when the kernel has taken the last byte of
+   the answer, not when that byte is queued.
+9. Connections, exchanges and the leader have turns, which are bounded in time. A connection works for at most 2 ms, whatever
+   it has received. An exchange sends for at most 1 ms. The leader works for at most 5 ms before it asks the kernel for news
+   and lets others run. A connection whose last turn was not enough is heavy: it comes after all others, and its exchanges
+   do too.
 10. An error stays where it belongs. An error in the work is the exchange's ending; an error outside of it ends the
     connection; neither ends the server.
 """
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 # -- Trio's private names ------------------------------------------------------------------------------------------------
 # A task runs one exchange after another, so it must see whether a model has left a scope open, and close it. Trio has no
-# public word for either. These are all of its private names that we use.
+# public name for either. These are all of its private names that we use.
 
 _PRIVATE = ("_cancel_status", "_child_nurseries", "_activate_cancel_status")
 for _name in _PRIVATE:
@@ -63,10 +63,10 @@ scope_of: Callable[[trio.lowlevel.Task], Any] = attrgetter("_cancel_status")
 
 
 def close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
-    """Makes a scope the innermost one again: a model has left one of its own open, as an async generator does that is given
-    up inside of a timeout. It would cancel whatever comes next in this task, and Trio makes whoever leaves an outer scope
-    first, which is us, pay for it. The task must not be used again: that generator may still be closed one day, and change
-    it."""
+    """Makes the scope `innermost` the innermost one again, after a model left a scope of its own open. An async generator
+    that is abandoned inside a timeout does that. The open scope would cancel the next exchange in this task, and Trio raises
+    an error in the code that leaves an outer scope first, which is this module. The task must not be used again: that
+    generator may be closed later, and change the task's scopes."""
     log.warning("a model has left a cancel scope or a nursery open")
     for nursery in task.child_nurseries:
         nursery.cancel_scope.cancel()
@@ -77,18 +77,18 @@ def close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
 # -- the tasks -----------------------------------------------------------------------------------------------------------
 
 _MOST_IDLE = 256  # tasks that wait for work; more than that end
-_MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after the leader's have waited
-_LEAST_GIVEN = 4  # such tasks that start together, at least, however long others have to wait for them
-_BEGIN_AT_ONCE = 64  # exchanges that begin between two looks at what is ready
-_OWNERS_AT_ONCE = 32  # owners that the leader tells before what begins thereby runs, and what they have to write is written
+_MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after exchanges of the leader have waited
+_LEAST_GIVEN = 4  # tasks that may start together, at least, however long others have to wait for them
+_BEGIN_AT_ONCE = 64  # exchanges that begin between two checks for ready connections
+_OWNERS_AT_ONCE = 32  # ready connections that the leader calls before it runs their new exchanges and writes their output
 _TURN_SECONDS = 0.005  # seconds that the leader works before other tasks have their turn
-_NOW = math.inf  # other tasks have just had it
-_LOOK = 4  # connections that are told, or have their turns, between two looks at the clock
+_NOW = math.inf  # for a leader's begin: other tasks have just had their turn
+_LOOK = 4  # connections that are called, or have their turns, between two looks at the clock
 _TURNS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 class HasTurns(Protocol):
-    """A connection, which puts off what it does until others had their turn."""
+    """A connection that puts work off until others had their turns."""
 
     heavy: bool
     """True while its last turn was not enough for it."""
@@ -115,32 +115,32 @@ class RunnerTask:
         self.scope: trio.CancelScope
 
     def entered(self) -> None:
-        """The scope is the innermost one of the task."""
+        """Notes that the scope is now the task's innermost one."""
         self.cancel_status = scope_of(self.task)
 
     def tidy(self) -> None:
-        """See `close_left_open`."""
+        """Closes scopes that a model has left open: `close_left_open`."""
         close_left_open(self.task, self.cancel_status)
         self.spoilt = True
 
 
 @final
 class Runner:
-    """Runs each exchange in a task that it has for itself, with a cancel scope and context variables of its own.
+    """Runs each exchange in a task that it has to itself, with a cancel scope and context variables of its own.
 
     The leader is `_run_leader`; `_promote_follower` makes another task lead.
 
-    `work` does what the exchange asks for; `blame` makes of what that raises, if it does, the error that is to be said;
-    `conclude` says it, and that it was interrupted instead where its scope was cancelled. These two contain every exception.
+    `work` does the work of an exchange. `blame` turns an exception of that into the error for the client. `conclude` sends
+    the error, or, if the scope was cancelled, the reason for that. `blame` and `conclude` contain every exception.
 
-    The leader also gives their turns to connections that have put something off, after what has begun and before it waits
-    for news; where nobody leads, a task of its own does (`turns`).
+    The leader also gives turns to connections that have put work off: after it has run the exchanges that began, and before
+    it waits for news. If there is no leader, the task of `turns` does it.
 
-    No task has the leader to itself: the leader works in rounds, each of a bounded number of exchanges and of five
-    milliseconds. Every round asks for news of all the others, even if there is enough to do without. There are two lists, of
-    light connections and of heavy ones, like the new and the old flows of RFC 8290 section 5: all of the light ones come
-    first, then the heavy ones one after the other until the time is over or a light one is due. The exchanges that begin are
-    in two lists as well. If the light ones alone fill every round, one of the heavy ones comes in between.
+    No connection or exchange can keep the leader busy for long. It works in rounds, each of a bounded number of exchanges
+    and of 5 ms, and asks for news of all connections in every round, even while it has other work. There are two lists, of
+    light and of heavy connections, like the new and old flows of RFC 8290 section 5. All light ones come first. Then the
+    heavy ones follow, one after the other, until the time is over or a light one is due. The exchanges that begin are in two
+    lists as well. If the light ones fill every round, one heavy exchange runs in each of them.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Runner:
     ) -> None:
         self.work, self._blame, self._conclude = work, blame, conclude
         self.leading = False
-        """True if the leader is at work: it writes what is put off before it waits."""
+        """True while the leader works; it then writes what is put off before it waits."""
         self._idle: list[RunnerTask] = []
         self._places: dict[trio.lowlevel.Task, RunnerTask] = {}
         self._nursery: trio.Nursery
@@ -160,12 +160,12 @@ class Runner:
         self._begun: deque[Exchange] = deque()
         self._begun_heavy: deque[Exchange] = deque()
         self._handed_out = self._own_tasks_left = 0
-        self._given_at_once = _MOST_HANDED_OUT  # as many as have let others run again within a turn's time
-        self._others = 0.0  # seconds that those who ran between the last two rounds have taken
+        self._given_at_once = _MOST_HANDED_OUT  # tasks that may start together so that others run within a turn's time
+        self._others = 0.0  # seconds that other tasks ran between the last two rounds
         self._due: list[HasTurns] = []
         self._due_heavy: deque[HasTurns] = deque()
         self.turn_times = Histogram(_TURNS)
-        """How long the leader worked each time before others ran."""
+        """Seconds that the leader worked each time before others ran."""
         self._bell = Doorbell()
         self._now: Callable[[], float] = trio.current_time
 
@@ -175,12 +175,12 @@ class Runner:
         return len(self._idle)
 
     def exchange_of(self, task: trio.lowlevel.Task) -> Exchange | None:
-        """The one that runs in this task; None for tasks of others. May be called in any thread."""
+        """Returns the exchange that runs in this task; None for other tasks. May be called in any thread."""
         place = self._places.get(task)
         return None if place is None else place.exchange
 
     def begin(self, nursery: trio.Nursery, readiness: ReadinessSource | None) -> None:
-        """Tasks live in this nursery; one of them leads, where there is something to be told."""
+        """Makes its tasks live in this nursery. One of them leads, if there is a `readiness` to wait for."""
         self._nursery, self._readiness = nursery, readiness
         self._now = trio.lowlevel.current_clock().current_time
         self._context = contextvars.copy_context()
@@ -194,29 +194,29 @@ class Runner:
         return {*(place.task for place in self._idle), *leads[:1]}
 
     def start(self, exchange: Exchange) -> None:
-        """The exchange runs when it is its turn."""
+        """Makes the exchange run when it is its turn."""
         if self._telling:
             (self._begun_heavy if exchange.owner.heavy else self._begun).append(exchange)
         else:
             self._give(exchange)
 
     def _give(self, exchange: Exchange | None) -> None:
-        """To another task, as its work; None: to lead."""
+        """Gives the exchange to another task; None: that task leads."""
         if self._idle:
             place = self._idle.pop()
             place.exchange, place.leads = exchange, exchange is None
             trio.lowlevel.reschedule(place.task)
         else:
-            # in our context: the task stays, and whoever calls here may be a connection of an embedder's
+            # In our context: the task outlives this call, which may come from an embedder's own context.
             self._context.run(self._nursery.start_soon, self._run, exchange)
 
     async def _run(self, exchange: Exchange | None) -> None:
         place = RunnerTask(exchange)
-        del exchange  # which this task outlives
+        del exchange  # the task outlives it
         self._places[place.task] = place
         try:
             while True:
-                # a scope is used until it is cancelled: entering one is not cheap either
+                # A scope is used until it is cancelled, because entering one costs time.
                 with trio.CancelScope() as place.scope:
                     place.entered()
                     if not await self._serve(place):
@@ -234,7 +234,7 @@ class Runner:
         finally:
             del self._places[place.task]
             place.turn.end()
-            place.turn.task = None  # its context may know the turn: a cycle would keep the last exchange's memory
+            place.turn.task = None  # the task's context may refer to the turn: a cycle would keep the last exchange's memory
 
     async def _serve(self, place: RunnerTask) -> bool:
         """Leads, and runs one exchange after another. True when the scope of one was cancelled, False when this task is
@@ -262,11 +262,11 @@ class Runner:
                     if scope_of(place.task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
-                    error = None  # it knows this frame: a cycle would keep the exchange's memory
+                    error = None  # its traceback refers to this frame: a cycle would keep the exchange's memory
                     return True
                 self._done(place, error)
-                error = exchange = None  # the one knows this frame, and the task outlives the other
-            # only who was woken for it: after an exchange that has waited, its context variables are still about
+                error = exchange = None  # the error's traceback refers to this frame, and the task outlives the exchange
+            # Only a task that was woken to lead does: after an exchange that waited, the exchange's context is still set.
             if place.leads and self._readiness is not None and await self._run_leader(place, self._readiness):
                 return True
             if place.spoilt or len(self._idle) >= _MOST_IDLE:
@@ -274,8 +274,8 @@ class Runner:
             await self._wait(place)
 
     async def _run_leader(self, place: RunnerTask, readiness: ReadinessSource) -> bool:
-        """Tells who is ready, until one of the exchanges that begin thereby has waited and is over. True when its
-        scope was cancelled, whoever leads by then."""
+        """Calls ready connections and runs the exchanges that begin, until one of these has waited and is over. True if its
+        scope was cancelled, whichever task leads by then."""
         now = trio.lowlevel.current_clock().current_time
         task, begun, heavy, work_of = place.task, self._begun, self._begun_heavy, self.work
         exchange: Exchange | None = None
@@ -288,7 +288,7 @@ class Runner:
             if left and (begun or heavy):
                 exchange = begun.popleft() if begun else heavy.popleft()
                 left -= 1
-                if exchange.gone:  # its client has left meanwhile, and whoever opens and resets may not have a task for each
+                if exchange.gone:  # its client left: a client that opens and resets must not cost a task each time
                     self._returned(exchange)
                     continue
                 if self._own_tasks_left:
@@ -305,7 +305,7 @@ class Runner:
                 try:
                     work = work_of(exchange)
                     trap = task.context.run(work.send, None)
-                except StopIteration:  # it did not wait, as most do not: nothing was made to await it
+                except StopIteration:  # like most, it did not wait: no task was needed
                     task.context = before
                 except Exception as e:
                     task.context = before
@@ -320,11 +320,11 @@ class Runner:
                     if scope_of(task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
-                    error = None  # it knows this frame: a cycle would keep the exchange's memory
-                    if place.leads:  # it was cancelled and has not waited: the turn of the others is as due as before
+                    error = None  # its traceback refers to this frame: a cycle would keep the exchange's memory
+                    if place.leads:  # it was cancelled and has not waited: others have not had their turn since `began`
                         place.since = began
                     return True
-                if error is None and exchange.outbound.finishing is not None:  # as most: this is `_done`, without a call
+                if error is None and exchange.outbound.finishing is not None:  # like most: `_done`, without the call
                     place.exchange = None
                     try:
                         exchange.work_done()
@@ -332,26 +332,26 @@ class Runner:
                         exchange.owner.failed(e)
                 else:
                     self._done(place, error)
-                    error = None  # it knows this frame: a cycle would keep the exchange's memory
+                    error = None  # its traceback refers to this frame: a cycle would keep the exchange's memory
                 if place.leads:
                     self._handed_out = 0
                 if not place.leads or exchange.left_at - began <= _TURN_SECONDS:
                     continue
             crowded = bool(begun)
-            self._telling = True  # exchanges that begin meanwhile are this task's
+            self._telling = True  # exchanges that begin meanwhile run in this task
             try:
-                # answers that leave one after the other wake a client once
+                # Answers that leave one after the other wake a client once.
                 busy = self.write()
                 if busy or begun or heavy:  # it will not wait for news
                     readiness.look()
                 if told := readiness.tell(_LOOK):
                     busy = True
                     while not told % _LOOK and told < _OWNERS_AT_ONCE and now() - began <= _TURN_SECONDS:
-                        told += readiness.tell(_LOOK) or 1  # 1 ends the loop where nothing was left to tell
+                        told += readiness.tell(_LOOK) or 1  # 1 ends the loop: no more are ready
             finally:
                 self._telling = False
             left = _BEGIN_AT_ONCE
-            if heavy and crowded:  # else those could have every round to themselves
+            if heavy and crowded:  # else light exchanges could fill every round
                 begun.appendleft(heavy.popleft())
             if busy or begun or heavy:
                 spent = now() - began
@@ -361,7 +361,7 @@ class Runner:
                     began, given = now(), 0
             else:
                 self.leading = False
-                exchange = None  # the last one: it may be long until the next
+                exchange = None  # drops the last one: it may be long until the next
                 place.turn.end()
                 self.turn_times.observe(now() - began)
                 await readiness.wait()
@@ -370,8 +370,8 @@ class Runner:
         return False
 
     async def _let_others_run(self, given: int) -> None:
-        """A checkpoint. Tasks that were started run by it, all of them before the leader does: if that takes longer than a
-        turn, fewer start together next time."""
+        """Does a checkpoint. All tasks that were started run before the leader does: if that takes longer than a turn, fewer
+        start together next time."""
         began = self._now()
         await trio.lowlevel.checkpoint()
         self._others = self._now() - began
@@ -384,15 +384,14 @@ class Runner:
     # -- the turns of connections ----------------------------------------------------------------------------------------
 
     def turn_soon(self, connection: HasTurns) -> None:
-        """The connection has its turn with all others that are due by then: what became ready until then leaves together."""
+        """Gives the connection a turn, with all others that are due by then: output leaves together."""
         (self._due_heavy if connection.heavy else self._due).append(connection)
         if not self.leading:
             self._bell.wake()
 
     def write(self) -> bool:
-        """The turns of those that are due, by the task that made them so; True where some are due by then. The heavy ones
-        come after all others, where none of their exchanges waits for its own turn: only what they have received makes
-        more work."""
+        """Gives the connections that are due their turns, in the calling task. True if some are still due. The heavy ones
+        come after all others, and only while no exchange of theirs waits to begin: their turns would begin more."""
         due = self._due
         if due:
             self._due, number = [], 0
@@ -408,7 +407,8 @@ class Runner:
                 self._due = due[number:] + self._due
         heavy = self._due_heavy
         if heavy and not self._begun_heavy:
-            # a turn may make others run, such as the ends of all exchanges of a client that leaves: their time counts here
+            # The work that a turn causes in other tasks, such as the ends of all exchanges of a client that leaves, shows
+            # only when those run: their time counts for this turn.
             until, self._others = self._now() + _TURN_SECONDS - self._others, 0.0
             for _ in range(len(heavy)):
                 heavy.popleft().turn()
@@ -417,8 +417,8 @@ class Runner:
         return bool(self._due or heavy)
 
     async def turns(self) -> None:
-        """One task, woken once for all connections that have something put off while nobody leads: it writes for those whose
-        transport is not full, and starts tasks, a bounded number at once, for what their turns have begun."""
+        """Gives connections their turns while no task leads. It runs in one task, woken once for all connections that are
+        due, and starts tasks, a bounded number at once, for the exchanges that begin."""
         begun, heavy = self._begun, self._begun_heavy
         try:
             while True:
@@ -430,7 +430,7 @@ class Runner:
                     again = self.write()
                 finally:
                     self._telling = False
-                if heavy and crowded:  # as the leader does
+                if heavy and crowded:  # as in `_run_leader`
                     begun.appendleft(heavy.popleft())
                 while (begun or heavy) and given < self._given_at_once:
                     exchange = begun.popleft() if begun else heavy.popleft()
@@ -440,17 +440,16 @@ class Runner:
                         given += 1
                         self._give(exchange)
                     del exchange
-                if again or begun or heavy:  # they are not alone
+                if again or begun or heavy:  # more work is due, and other tasks must have their turn first
                     await self._let_others_run(given)
         finally:
             self._return_begun()
 
-    # -- places ------------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _promote_follower(self, place: RunnerTask) -> None:
-        """Makes another task lead: the leader's exchange waits. The next exchanges will probably wait too, and each time the
-        others would wait for a new leader, so they get tasks of their own: the more, the more often this happens in a
-        row."""
+        """Makes another task lead, because the leader's exchange waits. The next exchanges will probably wait as well, and
+        all others wait for each new leader. So the next exchanges get tasks of their own: more each time this happens."""
         place.leads = False
         self._handed_out = self._own_tasks_left = min(2 * self._handed_out + 1, _MOST_HANDED_OUT)
         self._give(None)
@@ -461,10 +460,10 @@ class Runner:
             self._promote_follower(place)
 
     def _done(self, place: RunnerTask, error: GatewayError | None) -> None:
-        """Its exchange has left."""
+        """Concludes the task's exchange, whose work is over."""
         exchange, place.exchange = place.exchange, None
         assert exchange is not None
-        if exchange.outbound.finishing is None:  # else there is nothing to be said
+        if exchange.outbound.finishing is None:  # else its end is queued already
             self._conclude(exchange, error)
         self._returned(exchange)
 
@@ -475,7 +474,7 @@ class Runner:
             exchange.owner.failed(e)
 
     def _return_begun(self) -> None:
-        """The server ends: what has not had a task will have none."""
+        """Ends the exchanges that got no task: the server ends."""
         for begun in (self._begun, self._begun_heavy):
             while begun:
                 self._returned(begun.popleft())
@@ -485,7 +484,7 @@ class Runner:
             self._idle.remove(place)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        place.task.context = place.context.copy()  # from the next step on: what one model has set is not another's
+        place.task.context = place.context.copy()  # from the next step on: models must not see each other's variables
         place.turn.end()
         self._idle.append(place)
         await trio.lowlevel.wait_task_rescheduled(abort)
@@ -493,7 +492,7 @@ class Runner:
 
 @types.coroutine
 def resumed(work: Coroutine[Any, Any, T], trap: Any, turn: Turn) -> Generator[Any, Any, T]:
-    """Awaits what has begun to wait, for this `trap`; after each of its waits there is a new turn."""
+    """Awaits work that has begun to wait, for this `trap`; after each of its waits a new turn begins."""
     step: Callable[[Any], Any]
     value: Any
     while True:
@@ -507,4 +506,4 @@ def resumed(work: Coroutine[Any, Any, T], trap: Any, turn: Turn) -> Generator[An
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         finally:
-            value = None  # an outcome that was raised knows this frame: a cycle would keep the model's memory
+            value = None  # the traceback of a raised outcome refers to this frame: a cycle would keep the model's memory

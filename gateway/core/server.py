@@ -27,42 +27,42 @@ from protocols.date_field import DateField
 from protocols.events import Headers
 
 _SCRATCH, _LONG_SCRATCH = 64 * 1024, 256 * 1024
-_AGE_JITTER = 0.1  # as gRPC's servers have it for theirs (MAX_CONNECTION_AGE)
+_AGE_JITTER = 0.1  # as in gRPC's servers (MAX_CONNECTION_AGE)
 NOSNIFF: Headers = ((b"x-content-type-options", b"nosniff"),)
-"""A browser takes no answer for what it does not say it is."""
+"""Forbids browsers to guess another content type than an answer declares."""
 
 
 class Served(Protocol):
-    """A connection, or a call of an ASGI server, as the gateway sees it that serves it."""
+    """A connection, or a call of an ASGI server, as the gateway that serves it sees it."""
 
     def tick(self, now: float) -> None:
-        """The coarse timer's: it looks at its stamps."""
+        """Called by the coarse timer: checks its time stamps."""
         ...
 
     def drain(self) -> None:
-        """Says goodbye: no new requests, live exchanges go on."""
+        """Tells the client that no new requests are taken; live exchanges go on."""
         ...
 
     def drain_now(self) -> None:
-        """The drain's deadline has passed: what still runs gets its ending."""
+        """Interrupts the exchanges that still run: the drain deadline has passed."""
         ...
 
     def lost(self) -> None:
-        """The transport is gone, or given up."""
+        """Gives the transport up, if it is not gone already."""
         ...
 
 
 @final
 class Server:
-    """The limits, the memory, the clock and the names of exchanges, and who is told of these. Connections ask it for each
-    request and each read, so what they call there is bound to whoever does it: nothing is between."""
+    """The limits, memory, clock, exchange ids and observers that all connections share. Connections use it for each request
+    and each read, so the functions they call are attributes, bound directly to the objects that do the work."""
 
     runner: Runner
     """The tasks of its exchanges."""
     run_exchange: Callable[[Exchange], None]
-    """The exchange runs when it is its turn."""
+    """Makes the exchange run when it is its turn."""
     turn_soon: Callable[[HasTurns], None]
-    """Calls the connection's `turn` when others had theirs."""
+    """Calls the connection's `turn` after others had theirs."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class Server:
         closed: Callable[[Exchange], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`opened` is called with each exchange when it begins, `closed` when it is over. `chance` gives numbers from 0
-        to 1. ConfigError for proxies that are no addresses."""
+        """`opened` is called with each exchange when it begins, `closed` when it is over. `chance` returns numbers from 0
+        to 1. Raises ConfigError for trusted proxies that are not addresses."""
         self.config, self.limits, self.chance = config, config.limits, chance
         self.budget = ByteBudget(self.limits.total_bytes)
         self.plenty = self.budget.limit // 2
-        """Bytes of the budget that may be in use without a look at who holds them."""
+        """Bytes of the budget in use up to which no party's share is checked."""
         self.share = self.budget.limit * self.limits.party_share // 100
-        """Bytes of the budget that one party may hold above that."""
+        """Bytes of the budget that one party may hold while more than `plenty` are in use."""
         self.pool = BodyPool(self.limits.body_pool)
         self.frame_memory = _frame_memory(self.budget.limit)
-        """Memory for a large frame, which is paid for as it arrives; None where it could never fit."""
+        """Returns memory for a large frame, which is paid for as it arrives; None if the frame could never fit."""
         self.long_scratch = memoryview(bytearray(_LONG_SCRATCH))
-        """Memory to receive body bytes into that are taken from there at once: as many as a stream's window usually has."""
+        """Memory to receive bytes of a body that are copied at once: as large as a stream's window usually is."""
         self.scratch = self.long_scratch[:_SCRATCH]
-        """Memory to receive bytes into that nobody keeps: the first part of `long_scratch`."""
+        """Memory to receive bytes that are not kept: the begin of `long_scratch`."""
         self.door = Door(
             passes_credentials=config.access.pass_credentials,
             keys=bool(config.access.keys_file),
@@ -94,64 +94,64 @@ class Server:
         """Decides which fields of a request its models see."""
         self.parties = Parties()
         self.log_limits = LogLimits()
-        """How often what peers cause is written to the log."""
+        """Limits how often log lines that peers cause are written."""
         self.proxies = _trusted_proxies(config)
         self.date = DateField(beside=NOSNIFF)
-        """The Date field of its answers, and what else all of them say."""
+        """The Date field of its answers, and the other fields that all of them have."""
         self.draining = False
-        """True once nothing new is answered."""
+        """True once new requests are refused."""
         self.leaving = False
-        """True once no connection stays for another request: while it drains, and a while before where another server takes
-        its place."""
+        """True once no connection stays for another request: while the server drains, and for a while before if another
+        server takes its place."""
         self.exchange_opened, self.exchange_closed = opened, closed
-        # letters and digits alone: a head takes them without a look
+        # Only letters and digits: an id needs no check before it goes into a head.
         self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
         self.clock: Callable[[], float] = trio.current_time
         self.connections: set[Served] = set()
-        """Those that live."""
+        """The connections that live."""
         self.floods: dict[tuple[str, str], int] = {}
-        """Connections that were ended because their peers did too much of one kind, by wire and kind."""
+        """How many connections were ended because their peers flooded them, by wire and kind of flood."""
         self.endings_of_connections: dict[Closing, int] = dict.fromkeys(Closing, 0)
-        """Connections that it has ended by itself."""
+        """How many connections the server has ended by itself, by reason."""
         self.bell = Doorbell()
-        """Rings when one is over, or has come about: for who waits until none is left."""
+        """Rings when a connection begins or is over: for the task that waits until none is left."""
 
     def run_by(self, runner: Runner) -> None:
-        """Its exchanges run, and its connections have their turns, by this runner."""
+        """Makes this runner run its exchanges and give its connections their turns."""
         self.runner, self.run_exchange, self.turn_soon = runner, runner.start, runner.turn_soon
 
     def begin(self) -> None:
-        """Inside Trio: its clock is asked without a look for who it is."""
+        """Binds Trio's clock directly, so that reading it needs no lookup. Call it inside Trio."""
         self.clock = trio.lowlevel.current_clock().current_time
 
     def account_of(self, party: Party) -> MemoryAccount:
-        """The party's account, made at the first call; it reserves bytes of the budget."""
+        """Returns the party's account of the budget."""
         account = party.account
         if account is None:
             account = party.account = MemoryAccount(self.budget, plenty=self.plenty, share=self.share)
         return account
 
     def leaves_at(self, began: float) -> float:
-        """When a connection that began then is old enough for its client to be sent elsewhere (`limits.connection_age`)."""
+        """Returns when a connection that began at `began` asks its client to open another one (`limits.connection_age`)."""
         return leaves_at(began, self.limits.connection_age, self.chance())
 
     def flooded(self, wire: str, kind: str) -> None:
-        """A peer did too much of that kind."""
+        """Counts a connection whose peer did too much of that kind."""
         self.floods[wire, kind] = self.floods.get((wire, kind), 0) + 1
 
     def connection_ended(self, why: Closing) -> None:
-        """Called once for each connection that the server ends by itself, by whoever ends it."""
+        """Counts a connection that the server ends by itself: called once for each."""
         self.endings_of_connections[why] += 1
 
     def connection_closed(self, connection: Served) -> None:
-        """Everything that it held is given back."""
+        """Forgets a connection that has given back all that it held."""
         self.connections.discard(connection)
         self.bell.ring()
 
 
 def leaves_at(began: float, age: float, chance: float) -> float:
-    """The time at which a connection that began at `began` is `age` seconds old, less up to a tenth by `chance` from 0 to 1.
-    Infinity if `age` is 0."""
+    """Returns the time at which a connection that began at `began` is `age` seconds old, less up to a tenth by `chance` from
+    0 to 1. Infinity if `age` is 0."""
     return began + age * (1 - _AGE_JITTER * chance) if age else math.inf
 
 

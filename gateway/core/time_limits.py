@@ -1,4 +1,4 @@
-"""The limits on how long an exchange may last and stay silent, and how slow an upload may be, with their settings."""
+"""Limits on how long an exchange may last or be silent, and how slow an upload may be, each with the name of its setting."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 @final
 class TimeLimits:
-    """The deadline of one exchange, with the seconds and the name of the limit that has set it, and the silence it bears."""
+    """The deadline of one exchange, with the seconds and the name of the limit that set it, and the silence it may have."""
 
     __slots__ = ("_ceiling", "allowed", "allowed_by", "deadline", "silence")
 
     def __init__(self) -> None:
         self.allowed = self.deadline = math.inf
-        """Seconds, and the moment on Trio's clock; infinite where there is none."""
+        """`allowed`: seconds. `deadline`: the time on Trio's clock. Both are infinite if there is no limit."""
         self.allowed_by = ""
         self.silence: tuple[float, str] | None = None
-        """Seconds for which neither side need move a byte, and the name of that limit."""
+        """Seconds for which neither side need move a byte, and the name of that limit; None if there is none."""
         self._ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
 
     def limit_time(self, seconds: float, name: str, said: float | None = None) -> None:
-        """That many seconds from now it is over; what was said before holds no longer, apart from `limit_call`. `said`: the
-        seconds that are named, where they began before."""
+        """Sets the deadline to `seconds` from now. It replaces earlier ones, except that of `limit_call`. `said`: the
+        seconds that the error names, if they began earlier."""
         until = trio.current_time() + seconds
         if self._ceiling is not None and self._ceiling[0] <= until:
             until, seconds, name = self._ceiling
         self.deadline, self.allowed, self.allowed_by = until, seconds if said is None else said, name
 
     def limit_call(self, seconds: float, name: str) -> None:
-        """Sets a deadline that no later limit can extend: the earliest deadline holds."""
+        """Sets a deadline that later calls of `limit_time` cannot extend: the earliest one holds."""
         until = trio.current_time() + seconds
         if self._ceiling is None or until < self._ceiling[0]:
             self._ceiling = until, seconds, name
@@ -44,11 +44,11 @@ class TimeLimits:
                 self.limit_time(seconds, name)
 
     def over(self) -> str:
-        """The error's text when the deadline has passed."""
+        """Makes the message for a deadline that has passed."""
         return f"the session's {self.allowed:g} s are over ({self.allowed_by})"
 
     def silent(self, seconds: float) -> str | None:
-        """The error's text after that many seconds of silence; None while it may last."""
+        """Makes the message for a silence of `seconds`; None if that long is allowed."""
         if self.silence is None or seconds <= self.silence[0]:
             return None
         most, name = self.silence
@@ -57,8 +57,8 @@ class TimeLimits:
 
 @final
 class Pace:
-    """How fast messages arrive, one after the other, that have begun and are not whole. It is looked at about once a second,
-    and knows nothing of those that come and go in between."""
+    """Checks how fast the incomplete message of a stream arrives, one message after the other. It is called about once a
+    second, and misses messages that begin and end in between."""
 
     __slots__ = ("_since", "_which")
 
@@ -67,8 +67,8 @@ class Pace:
         self._since = 0.0
 
     def look(self, which: object, n: int, now: float, heard: float, limits: LimitsConfig) -> SlowUpload | None:
-        """The error if a message is too slow, else None. n bytes of it are here, the last since `heard`; `which` tells it
-        from the one before."""
+        """Returns an error if the incomplete message is too slow. n bytes of it are here, the last since `heard`. `which`
+        identifies the message."""
         if which != self._which:
             self._which, self._since = which, now
         silent, lasted = now - max(heard, self._since), now - self._since
@@ -79,5 +79,5 @@ class Pace:
         return None
 
     def rest(self) -> None:
-        """No message is under way, or it is not its sender for whom it waits."""
+        """Forgets the message: none is under way, or its sender is not what delays it."""
         self._which = None

@@ -1,4 +1,4 @@
-"""How much an exchange's task may do before it lets others run, where its model never waits by itself."""
+"""How much an exchange's task may do before it lets others run, if its model never waits by itself."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from gateway.config import LimitsConfig
 
 SENT = 2
-"""The units of a turn that each sent message takes. Messages are counted by them."""
+"""Units of a turn that each sent message takes."""
 TURN_UNITS = 34 * SENT
 """The units of a turn: for one message that has waited for room, then 32 that need not."""
 BETWEEN = frozenset((TURN_UNITS - SENT, *range(2 * SENT, TURN_UNITS, 2 * SENT)))
-"""Units that are left where the clock is not asked: it is for every second message."""
+"""Numbers of units left at which the clock is not read: it is read for every second message."""
 TURN_SECONDS = 0.001  # a model whose steps are slow must not take 32 of them in one turn
 PAST = float("-inf")
 """The end of a turn that is over."""
 _RECEIVED = 64  # messages
-_ALL = -(1 << 62)  # the `bytes` of a turn that has used up its share of them
+_ALL = -(1 << 62)  # the byte count at which a turn began, for one that may send no more bytes
 
 
 class Timed(Protocol):
-    """The keeper of exchanges, as far as a turn needs to know it."""
+    """The owner of an exchange, as a turn sees it."""
 
     limits: LimitsConfig
 
@@ -32,20 +32,20 @@ class Timed(Protocol):
 
 
 class Counted(Protocol):
-    """The answer that a turn's task makes, as far as the turn needs to know it."""
+    """The answer that a turn's task makes, as the turn sees it."""
 
     @property
     def owner(self) -> Timed: ...
 
     bytes_out: int
     items: int
-    """The units that turns have taken, those of the present one left out."""
+    """The units that turns have taken, without those of the current one."""
     room_left: int
-    """Below so many `bytes_out` nothing needs to be asked; a new turn sets it to 0."""
+    """While `bytes_out` is below this, there is room and no checkpoint is due; a new turn sets it to 0."""
 
 
 class _Nobody:
-    """Stands for the answer where no exchange has the task: what is left of the last one may still send, or receive."""
+    """Stands for the answer while no exchange has the task: leftovers of the last one may still send or receive."""
 
     owner: Any = SimpleNamespace(clock=trio.current_time, limits=SimpleNamespace(checkpoint_bytes=0))
     bytes_out = items = room_left = 0
@@ -58,10 +58,10 @@ _NOBODY = _Nobody()
 class Turn:
     """The turn of one task: 32 messages sent, 64 received, `limits.checkpoint_bytes` of both, or a millisecond.
 
-    A model that never waits then still meets its cancellation, and lets others run, at the price of one checkpoint a turn. A
-    new turn begins whenever others have run: the runner sees each wait of its task, whatever it was for, so a model that
-    paces itself pays for no checkpoint. It does not see the waits of tasks of the model's own: these begin a turn where
-    they wait for the client, and by the checkpoint that is due.
+    Thanks to turns, a model that never waits still meets its cancellation and lets others run, at the price of one
+    checkpoint a turn. A new turn begins whenever others have run. The runner sees each wait of its task, so a model that
+    paces itself pays for no checkpoint. The runner does not see the waits of tasks that the model started: for those, a turn
+    begins when they wait for the client, and at the checkpoint that is due.
     """
 
     __slots__ = ("_cancelled", "bytes", "ends", "left", "of", "received", "task")
@@ -77,7 +77,7 @@ class Turn:
         self._cancelled = False
 
     def start(self, of: Counted, now: float) -> None:
-        """The work of an exchange begins in this task, and nothing of its answer is said."""
+        """The work of an exchange begins in this task; nothing of its answer is sent yet."""
         if self.left != TURN_UNITS:
             self.of.items += TURN_UNITS - self.left
             self.left = TURN_UNITS
@@ -87,18 +87,18 @@ class Turn:
         self._cancelled = False
 
     def end(self) -> None:
-        """That work is over, and it may be long until the next begins."""
+        """The work is over, and it may be long until the next begins."""
         self.start(_NOBODY, 0.0)
 
     def over(self) -> bool:
-        """Counts one message more that is received. True if a checkpoint is due before it."""
+        """Counts one more received message. True if a checkpoint is due before it."""
         self.received = n = self.received + 1
         if n & 3 and self.of.bytes_out - self.bytes < self.of.owner.limits.checkpoint_bytes:
             return False
         return not n % _RECEIVED or self.due(0)
 
     def due(self, n: int) -> bool:
-        """True if a checkpoint is due before n bytes more are sent; then it stays due."""
+        """True if a checkpoint is due before n more bytes are sent; it then stays due."""
         if (
             self.left
             and self.of.owner.clock() <= self.ends
@@ -109,17 +109,17 @@ class Turn:
         return True
 
     def begin(self) -> None:
-        """A new turn: others have run."""
+        """Begins a new turn: others have run."""
         of = self.of
         of.items += TURN_UNITS - self.left
         of.room_left = 0
         self.left, self.bytes, self.received = TURN_UNITS, of.bytes_out, 0
         self.ends = self.of.owner.clock() + TURN_SECONDS
         if self._cancelled:
-            self.spend()  # a cancellation that came does not come back by itself
+            self.spend()  # Trio raises Cancelled only at checkpoints: one must be due before the next message
 
     def spend(self) -> None:
-        """The work is cancelled: a checkpoint is due before whatever comes next, in this turn and all later ones."""
+        """The work is cancelled: a checkpoint is due before the next message, in this turn and in all later ones."""
         of = self.of
         of.items += SENT - self.left
         of.room_left = 0
@@ -127,12 +127,12 @@ class Turn:
         self._cancelled = True
 
     async def checkpoint(self) -> None:
-        """Counts one message more that is received, and lets others run where that is due."""
+        """Counts one more received message, and lets others run if a checkpoint is due."""
         if self.over():
             await self.renew()
 
     async def renew(self) -> None:
-        """Lets others run: then a new turn begins."""
+        """Lets others run, then begins a new turn."""
         await trio.lowlevel.checkpoint()
         if trio.lowlevel.current_task() is not self.task:  # else its runner has seen that it waited
             self.begin()

@@ -1,42 +1,42 @@
-"""Waits of an exchange's tasks, as they go: for a slot, for its client to send, for its client to read."""
+"""Measures how long an exchange's tasks wait: for a slot, for the client to send, for the client to read."""
 
 from __future__ import annotations
 
 from typing import final
 
 SLOT, INPUT, ROOM = 1, 2, 4
-"""The things that an exchange's tasks wait for: a slot of the model, the client to send, the client to read."""
+"""The waits of an exchange's tasks: for a slot of the model, for the client to send, for the client to read."""
 
 _OVER = 8
 
 
 @final
 class Waits:
-    """The times that the tasks of one exchange have waited, until its ending.
+    """The waits of one exchange's tasks, until its ending.
 
-    It is made when one of them first waits: an exchange that never does has none. Several tasks may wait at once. A moment
-    counts as a wait for a slot only if no task waits for the client. It counts as a wait for the client to read rather
-    than to send, because only a client that does not read holds back a model that has something to send.
+    Made when a task first waits: an exchange whose tasks never wait has none. Several tasks may wait at once. That time
+    counts for `ROOM` if a task waits for it, else for `INPUT`, else for `SLOT`: only a client that does not read holds back
+    a model that has something to send.
     """
 
     __slots__ = ("_began", "_since", "_what", "ended_at", "seconds")
 
     def __init__(self) -> None:
         self.seconds = [0.0] * (ROOM + 1)
-        """By what was waited for."""
+        """Seconds of each wait, indexed by `SLOT`, `INPUT`, `ROOM`."""
         self.ended_at: float | None = None
-        """When the ending was decided, where that was before the exchange's task was done with it."""
+        """When the ending was decided, if that was before the exchange's task was done with it."""
         self._what, self._since = 0, 0.0
-        self._began = 0.0  # when it began to be what it is now
+        self._began = 0.0  # when `what` last changed
 
     @property
     def what(self) -> int:
-        """The thing that is waited for now, by the rule above; 0 for nothing."""
+        """The wait that counts now: `SLOT`, `INPUT` or `ROOM`; 0 for none."""
         what = self._what
         return 0 if what == _OVER else ROOM if what & ROOM else INPUT if what & INPUT else what
 
     def begin(self, what: int, now: float) -> None:
-        """A task waits from now on."""
+        """Notes that a task waits from now on."""
         if not self._what:
             self._what = what
             self._since = self._began = now
@@ -44,7 +44,7 @@ class Waits:
             self._change(self._what | what, now)
 
     def over(self, what: int, now: float) -> None:
-        """It waits no longer; `now` may be before its begin, where what it wanted was on its way already."""
+        """Notes that no task waits for `what` any more. `now` may be before the begin, if that was there already."""
         if self._what == what:
             self._what = 0
             spent = now - self._since
@@ -54,18 +54,18 @@ class Waits:
             self._change(self._what & ~what, now)
 
     def end(self, now: float) -> None:
-        """The ending is decided: what waits on is no part of the exchange."""
+        """Notes that the ending is decided: tasks that still wait no longer count."""
         self.stop(now)
         self.ended_at = now
 
     def stop(self, now: float) -> None:
-        """Stops the count: tasks that wait longer are no longer charged to the exchange."""
+        """Stops counting: tasks that still wait delay nothing."""
         if self._what != _OVER:
             self._count(now)
             self._what = _OVER
 
     def lasted(self, now: float) -> float:
-        """Seconds for which it has been what it is now; 0 where nothing is waited for."""
+        """Returns for how many seconds `what` has been as it is; 0 if no task waits."""
         return max(now - self._began, 0.0) if self.what else 0.0
 
     def _change(self, what: int, now: float) -> None:
@@ -76,7 +76,7 @@ class Waits:
             self._began = now
 
     def so_far(self, now: float) -> list[float]:
-        """As `seconds`, with the wait that goes on, until now. Nothing changes."""
+        """Returns `seconds` with the current wait included, and changes nothing."""
         seconds, what, spent = self.seconds.copy(), self.what, now - self._since
         if what and spent > 0:
             seconds[what] += spent

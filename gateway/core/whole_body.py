@@ -1,4 +1,4 @@
-"""The whole body of an exchange in one buffer: reserved before it is taken, received where it stays, inflated."""
+"""Receives the whole body of an exchange into one buffer: reserved before it is taken, and inflated if it is compressed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from gateway.core.exchange import Exchange
     from gateway.core.inbound import Inbound
 
-# A body is inflated in steps: a few short ones here, which is all that most bodies need, then long ones in a thread.
+# A body is inflated in steps: a few short ones in this task, enough for most bodies, then long ones in a thread.
 _SHORT_STEP, _SHORT_STEPS, _LONG_STEP = 64 * 1024, 4, 1024 * 1024
 
 
 def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
-    """Takes the whole body, which `receive_body` would return a view of, if it is here already in one piece, within the
-    limit and without a content coding; None otherwise. The reservation that paid for it goes on to pay for it."""
+    """Returns all of the body if it is here already, in one piece, within the limit and without a content coding; None
+    otherwise. The bytes of the budget that paid for it while it waited now pay for the whole body."""
     body = exchange.body
     if not body:
         inbound = exchange.inbound
@@ -44,15 +44,17 @@ def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
 async def receive_body(
     exchange: Exchange, limit: int, *, setting: str, as_sent: bool = False, memory: BodyMemory | None = None
 ) -> memoryview:
-    """Receives the whole body into one buffer. Its memory is reserved before it is taken, and its credit returned as the
-    bytes land there. A body with a content coding is inflated: the coded body and the content are each within the limit,
-    and both are paid for while both are there; the request then has no coding any more. `as_sent`: a body with a coding is
-    refused, for callers whose signatures cover the coded bytes. `memory` is where a body of known length is best received,
-    if it has room.
+    """Receives the whole body into one buffer. The memory is reserved before it is taken, and credit returns as the bytes
+    land there.
 
-    Raises TooLarge before reading if Content-Length is beyond the limit, at the limit otherwise, Overloaded if the
-    byte budget has no room, UnsupportedEncoding before reading for a coding that is unknown, and BadRequest for data that
-    are damaged. One call for an exchange, instead of `receive`.
+    A body with a content coding is inflated: body and content must be within the limit, and both are paid for while both
+    are there. The request then loses its content-encoding and content-length fields. `as_sent`: refuses a body with a
+    content coding, for example because its exact bytes are signed. A body of known length is received into `memory`, if
+    that has room.
+
+    Raises TooLarge, before reading if Content-Length is over the limit, else at the limit. Raises Overloaded if the byte
+    budget has no room, UnsupportedEncoding before reading for an unknown coding, and BadRequest for damaged data. Call it
+    once for an exchange, instead of `receive`.
     """
     whole = whole_body(exchange, limit)
     if whole is not None:
@@ -88,9 +90,9 @@ async def receive_announced(
     beyond: Callable[[], GatewayError],
     setting: str,
 ) -> memoryview:
-    """Receives a body without Content-Length whose first `begins` bytes say how many bytes it has, as `receive_body` does.
-    `length_of` is called with them, and may raise. If the body is longer, the error that `beyond` makes is raised; if it
-    ends earlier, all that came is returned.
+    """Does what `receive_body` does, for a body without Content-Length whose first `begins` bytes hold its length.
+    `length_of` reads the length from them, and may raise. If the body is longer, the error of `beyond` is raised; if it is
+    shorter, all that came is returned.
     """
     if exchange.cancelled:
         await trio.lowlevel.checkpoint()
@@ -148,28 +150,28 @@ class Gathering:
         *,
         memory: BodyMemory | None = None,
     ) -> None:
-        """`length` is how long it is, where that is known; `beyond` makes the error of more, where the wire does not see to
-        that."""
+        """`length` is that of the body, None if it is not known. `beyond` makes the error for a longer body, if the wire
+        does not check that."""
         self._memory = memory
         self._beyond = beyond
         self._exchange, self._inbound = exchange, inbound
         self._limit, self._setting, self._length = limit, setting, length
-        self._buffer: memoryview | None = None  # used where the length is known; a length that is only announced takes none
-        self._growing = bytearray()  # used where the length is not known
+        self._buffer: memoryview | None = None  # for a known length, once bytes arrive: announced bytes take no memory
+        self._growing = bytearray()  # for an unknown length
         self._filled = 0
         self.landed: int | None = None
-        """The wire itself puts it into the buffer, and copies each byte so often."""
+        """How often the wire copies each byte that it puts into the buffer itself; None if it does not."""
         self.error: GatewayError | None = None
 
     def place(self) -> memoryview | None:
-        """The memory that the wire may receive the rest into; None where that is not known, or there is none."""
+        """Returns memory for the rest of the body; None if its length is not known, or nothing is left."""
         if not self._length or self._filled == self._length or self.error is not None:
             return None
         buffer = self._made(self._length)
         return None if buffer is None else buffer[self._filled :]
 
     def take(self, item: Buffer, n: int) -> None:
-        """The next n bytes; those after an error are dropped."""
+        """Takes the next n bytes; those after an error are dropped."""
         exchange, length = self._exchange, self._length
         budget = exchange.account
         if self.error is not None:
@@ -180,7 +182,7 @@ class Gathering:
             if arrived > length and self._beyond is not None:
                 self._refuse(self._beyond())
                 return
-            # bytes are paid for before they land, as far as the wire may receive before it calls here
+            # Bytes that the wire lands without telling us are paid for in advance: up to LANDED, as it tells us then.
             landed = self.landed
             if (arrived if landed is None else arrived + min(arrived, LANDED)) > exchange.reserved:
                 step = ahead(arrived, length) - exchange.reserved
@@ -193,7 +195,7 @@ class Gathering:
                 if (buffer := self._made(length)) is None:
                     return
                 buffer[filled:arrived] = item
-                landed = 2  # out of what the wire received into, and from there
+                landed = 2  # copied out of the wire's receive buffer, and from there into this one
             exchange.copied += landed * n
             self._filled = arrived
         else:
@@ -212,18 +214,18 @@ class Gathering:
         self._inbound.wake_reader(self._exchange.arrived_at)
 
     def take_error(self) -> GatewayError:
-        """The error, to be raised, which is forgotten here: its traceback will know the gathering task and the body."""
+        """Returns the error to be raised, and forgets it: its traceback will refer to this object and the body."""
         error, self.error = self.error, None
         assert error is not None
         return error
 
     def body(self) -> memoryview:
-        """All of it that came; nothing is taken afterwards."""
+        """Returns all of the body that came; nothing may be taken afterwards."""
         return memoryview(self._growing) if self._buffer is None else self._buffer[: self._filled]
 
     def _made(self, length: int) -> memoryview | None:
-        """The memory for that many bytes, of which the budget pays for those that have arrived; None where the system has
-        none, which is this exchange's error and not that of the wire that feeds it."""
+        """Returns memory for `length` bytes; the budget pays only for those that have arrived. If the system has none, it
+        refuses the body and returns None: that is an error of this exchange, not of the wire that feeds it."""
         buffer, exchange = self._buffer, self._exchange
         if buffer is None:
             try:
@@ -255,7 +257,7 @@ def _codings(exchange: Exchange, as_sent: bool) -> tuple[Coding, ...]:
 async def _inflated(
     exchange: Exchange, body: memoryview, codings: tuple[Coding, ...], limit: int, setting: str
 ) -> memoryview:
-    """The content of a body that is all here. Each step is paid for before it is made, and the body until the last."""
+    """Inflates a body that is all here. Each step is paid for before it is made, and the body until the last step."""
     inflater, out, sent, steps = Inflater(codings, limit=limit), GrowingBody(limit), exchange.reserved, 0
     inflater.feed(body)
     try:
@@ -271,13 +273,13 @@ async def _inflated(
             exchange.unreserve(exchange.reserved - sent - out.size)
         inflater.finish()
     except BaseException as e:
-        out.clear()  # the error knows it, by its traceback, until it is said
+        out.clear()  # the error's traceback would keep it until the error is sent
         if isinstance(e, RemoteProtocolError):
             raise TooLarge(f"{e} ({setting})") if e.status == 413 else BadRequest(str(e)) from None
         raise
     exchange.unreserve(sent)
     exchange.copied += out.size
-    # later readers of the request see the inflated body without the coding's fields
+    # The body is now the content: the fields of its coded form no longer apply.
     gone = (b"content-encoding", b"content-length")
     exchange.request = msgspec.structs.replace(
         exchange.request, headers=[field for field in exchange.request.headers if field[0] not in gone]
