@@ -1,4 +1,4 @@
-"""One call of an ASGI application as a wire: its exchange, what the server gives, and what the server is given."""
+"""One call of an ASGI application as a wire: an exchange between the messages of the server's `receive` and `send`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Send: TypeAlias = Callable[[Any], Awaitable[None]]
 
 _WRITE_AT_MOST = 256 * 1024
 _LINGER_SECONDS, _LINGER_BYTES = 30.0, 1024 * 1024 * 1024
-_LAST_WORDS = 1.0  # seconds that an answer that is whole has once the server says that the client is gone
+_LAST_WORDS = 1.0  # seconds that a whole answer has once the server says that the client is gone
 _HANDSHAKE = {b"connection", b"upgrade", b"sec-websocket-accept", b"sec-websocket-protocol"}
-"""The fields that the server itself puts into the head that accepts a WebSocket."""
+"""Fields that the server itself sends in the head that accepts a WebSocket."""
 EARLY_END = "everywire.early_end"
 """The extension of a server whose HTTP/2 lets an answer end before its request does."""
 
 
 class AnswerCut(Exception):
-    """Raised out of the application if an answer that has begun cannot be completed: ASGI has no other word for it. The
+    """Raised out of the application if an answer that has begun cannot be completed: ASGI has no message for that. The
     server decides what the client then sees."""
 
 
@@ -49,9 +49,9 @@ class AnswerCut(Exception):
 class ASGICall:
     """Drives one HTTP request or one WebSocket that an ASGI server (ASGI 3.0) has accepted.
 
-    The server's `receive` is asked for more only while less than `limits.read_ahead` waits here, and its `send` is awaited
-    before more than `limits.send_buffer` is taken from the model: so backpressure reaches as far as the server carries
-    it. The answer's last byte counts as written when `send` has returned.
+    It calls the server's `receive` only while less than `limits.read_ahead` waits here, and awaits its `send` before it
+    takes more than `limits.send_buffer` from the model. So backpressure reaches as far as the server carries it. The
+    answer's last byte counts as written when `send` has returned.
     """
 
     windowed, exclusive = False, False
@@ -65,11 +65,11 @@ class ASGICall:
         self._http2 = str(scope.get("http_version", "1.1")).startswith("2")
         self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
         client = scope.get("client")
-        # some servers take the host from a field of the request, as it is
+        # Some servers take the host from a field of the request, without checking it.
         self.peer = escape(written_ip(*client)) if client else ""
         self.proxies = None if server.proxies is None or not server.proxies.includes(self.peer) else server.proxies
         self.party = server.parties.of_peer(self.peer) if self.peer else Party("")
-        """The party that its exchange is counted for: that of the peer that the server names, or else the call itself."""
+        """The party that its exchange counts for: the peer that the server names, or else the call itself."""
         self.budget = server.account_of(self.party)
         extensions = scope.get("extensions") or {}
         self._can_refuse = "websocket.http.response" in extensions
@@ -87,21 +87,21 @@ class ASGICall:
         self._cut = self._over = False
         self.exchange = Exchange(self, self, Request(stream=1, head=head_of(scope)), server.new_id(), self.last_received)
         self._takes_trailers = "http.response.trailers" in extensions and _asks_for_trailers(self.exchange)
-        self._tells_trailers = False  # the server was told to wait for them behind the body
+        self._tells_trailers = False  # true once the server was told that trailers follow the body
 
     client_certificate: ClientCertificate | None = None
-    """Always None: the server that ended the TLS has verified the certificate, and a scope's word for it is not trusted."""
+    """Always None: only the server that ends TLS can verify a certificate, and what a scope says of one is ignored."""
     routed: tuple[Head, Any, Any] | None = None
     heavy = False
     strangers = 0
 
     def dismiss(self) -> None:
-        """Its connection is the server's."""
+        """Does nothing: the connection belongs to the ASGI server."""
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Serves the call to its end. Raises AnswerCut where its answer cannot be completed."""
+        """Serves the call to its end. Raises AnswerCut if its answer cannot be completed."""
         exchange, failure = self.exchange, None
         self.server.exchange_opened(exchange)
         self.server.run_exchange(exchange)
@@ -122,7 +122,7 @@ class ASGICall:
             raise AnswerCut(f"exchange {exchange.id} ended as {exchange.ending and exchange.ending.value}")
 
     def lost(self, ending: Ending = Ending.LOST) -> None:
-        """Nothing can be said any more."""
+        """Ends the call: nothing more can be sent."""
         if not self._over:
             self._over = True
             self._queue.clear()
@@ -136,17 +136,17 @@ class ASGICall:
         self.lost()
 
     def turn(self) -> None:
-        """It puts nothing off."""
+        """Does nothing: a call puts no work off."""
 
     def tick(self, now: float) -> None:
-        """The server's coarse timer looks at the stamps."""
+        """Called by the server's coarse timer: checks for a stalled write."""
         stall = self.limits.write_stall
         if stall and self._blocked_since is not None and now - self._blocked_since > stall:
             self._stalled(stall, now - self._blocked_since)
 
     def _stalled(self, stall: float, waited: float) -> None:
-        """Stops the model and queues its error behind the answer so far. If the server does not take that either, the answer
-        is cut off a moment later."""
+        """Stops the model, which queues an error behind what is queued already. If the server does not take that within
+        `LAST_WORD` either, cuts the answer off."""
         told = self.exchange.interruption is not None
         if not told:
             facts = {"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"}
@@ -157,7 +157,7 @@ class ASGICall:
             self.lost()
 
     def drain(self) -> None:
-        """Its connection is the server's, which says goodbye."""
+        """Does nothing: the ASGI server, which owns the connection, tells the client."""
 
     def drain_now(self) -> None:
         self.exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
@@ -205,7 +205,7 @@ class ASGICall:
         self._more.ring()
 
     def proceed(self, stream: int) -> None:
-        """The server does, when it is asked for the body."""
+        """Does nothing: the server sends 100 when it is asked for the body."""
 
     def land(self, stream: int, buffer: memoryview) -> None:
         return None
@@ -220,7 +220,7 @@ class ASGICall:
         self._more.ring()
 
     def held(self) -> tuple[int, int]:
-        """Bytes that were received and its exchange has not taken, and bytes that wait to be written."""
+        """Returns bytes that were received and its exchange has not taken, and bytes that wait to be written."""
         return self._unread, self._queued
 
     def hops(self, stream: int) -> list[Hop]:
@@ -249,21 +249,24 @@ class ASGICall:
                 exchange.outbound.room_changed()
 
     def _ends_early(self) -> bool:
-        """True if the next message ends the answer, or makes its client stop sending."""
+        """True if the next message ends the answer, or is of a refusal, which makes the client stop sending."""
         message, _ = self._queue[0]
         return self.exchange.outbound.status >= 400 or (message is not None and message.get("more_body") is False)
 
     async def _swallow(self) -> None:
-        """An HTTP/2 client may go on sending after the end of its answer, and hypercorn (0.18) ends its process over that,
-        with every other client's connection; or it stops in the middle when it sees a refusal, and hypercorn ends the
-        connection over that. So a refusal, and the end of any answer, wait for the end of the input, within bounds."""
+        """Waits, within bounds, for the end of the input before a refusal or the end of an answer is sent.
+
+        An HTTP/2 client may go on sending after the end of its answer: hypercorn (0.18) then ends its process, with every
+        other client's connection. Or the client stops in the middle when it sees a refusal: hypercorn then ends the
+        connection."""
         began, most = self.exchange.bytes_in, _LINGER_BYTES
         with trio.move_on_after(_LINGER_SECONDS):
             while not self.exchange.input_ended and self.exchange.bytes_in - began < most:
                 await self._arrived.wait()
 
     def _next(self) -> tuple[Message, int]:
-        """The next message for the server, and how much room it makes; pieces that are ready are joined to one message."""
+        """Returns the next message for the server, and how many bytes of room that makes. Pieces that are ready become one
+        message."""
         message, first = self._queue.popleft()
         if message is not None:
             return message, len(first)
@@ -281,7 +284,7 @@ class ASGICall:
         return {"type": kind, "body": body, "more_body": True}, size
 
     def _tell(self, message: Message, data: Buffer = b"") -> None:
-        """`data` is what of it took room."""
+        """Queues a message. `data` is the part of it that took room."""
         if not self._over:
             self._queue.append((message, data))
             self.output_ready()
@@ -308,7 +311,7 @@ class ASGICall:
 
     def push(self, stream: int, buffers: Sequence[Buffer]) -> None:
         if self._socket and not self._can_refuse:
-            return  # the server says 403 and nothing more
+            return  # the server sends 403 without a body
         if not self._over:
             self._queue.extend((None, buffer) for buffer in buffers)
             self._queued += sum(map(len, buffers))
@@ -318,7 +321,7 @@ class ASGICall:
         self.push(stream, pieces)
 
     def push_frame(self, stream: int, opcode: Opcode, fin: bool, buffers: Sequence[Buffer]) -> None:
-        """ASGI has whole messages: frames wait for the last of theirs."""
+        """Queues a WebSocket message with its last frame, because ASGI has only whole messages."""
         if self._over:
             return
         if opcode is not Opcode.CONTINUATION:
@@ -372,20 +375,20 @@ class ASGICall:
 
 
 def _asks_for_trailers(exchange: Exchange) -> bool:
-    """True if its client says `te: trailers` (RFC 9110 section 10.1.4); without that hypercorn drops trailers too."""
+    """True if the client sends `te: trailers` (RFC 9110 section 10.1.4); without it hypercorn drops trailers too."""
     codings = b",".join(exchange.header_values(b"te")).lower().split(b",")
     return b"trailers" in [coding.strip() for coding in codings]
 
 
 def head_of(scope: Scope) -> Head:
-    """The request head that an ASGI scope tells of; its path begins where the application is mounted."""
+    """Makes the request head of an ASGI scope; its path begins where the application is mounted."""
     path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     path = path.partition(b"?")[0]
     mounted = scope.get("root_path", "")
     root = quote(mounted).encode()
     if root and path.startswith(root):
         path = path[len(root) :]
-    elif root and scope["path"].startswith(mounted):  # the client has quoted the mount's path in another way
+    elif root and scope["path"].startswith(mounted):  # the client has quoted it in another way
         path = quote(scope["path"][len(mounted) :]).encode()
     query = scope.get("query_string", b"")
     headers = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
@@ -406,7 +409,7 @@ def head_of(scope: Scope) -> Head:
 
 
 async def refuse_asgi(scope: Scope, send: Send, retry_after: int) -> None:
-    """Refuses a call while no gateway runs; it may be tried again after that many seconds."""
+    """Answers a call while no gateway runs. `retry_after` is in seconds."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1013, "reason": "the gateway is not running"})
         return

@@ -1,4 +1,4 @@
-"""Which wire a new connection speaks: ALPN over TLS, the HTTP/2 preface in clear, HTTP/1.1 otherwise."""
+"""Detects the wire of a new connection: by ALPN over TLS, by the HTTP/2 preface in clear, HTTP/1.1 otherwise."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 async def sniff(
     transport: Transport, received: bytes = b"", *, secure: bool, log_limits: LogLimits
 ) -> tuple[Callable[[Connection], ConnectionWire], bytes]:
-    """The wire to drive the connection with, and the bytes that were read to find out, those before with them. TransportLost
-    if the peer leaves first."""
+    """Returns a function that makes the connection's wire, and all bytes read so far, `received` included. Raises
+    TransportLost if the peer leaves first."""
     scheme = b"https" if secure else b"http"
     if transport.alpn == "h2":
         return lambda connection: HTTP2Wire(connection, scheme=scheme), b""

@@ -1,4 +1,4 @@
-"""The flood policy of one connection as its wire asks it, and what a verdict does on every wire: exchanges, log, counts."""
+"""The flood guard of one connection, and the effects of a flood on every wire: its exchanges, log line and counts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger("gateway.connection")
 C = TypeVar("C", bound=FloodCounts)
 NEVER = sys.maxsize
 GOODBYE = 0.1
-"""Seconds for the last word to a peer that is not listened to any more."""
+"""Seconds for sending the last bytes to a peer whose input is no longer read."""
 
 
 @functools.lru_cache(maxsize=8)
 def allowances_of(table: Allowances[C], settings: Any, refused_burst: int = 0) -> Allowances[C] | None:
-    """The table with the bursts and rates of a section of the settings, one object for all connections; None where it is not
-    enabled. `refused_burst` stands for one of 0."""
+    """Returns the table with the bursts and rates of a section of the settings, one object for all connections. None if the
+    section is not enabled. `refused_burst` replaces a setting of 0."""
     if not settings.enabled:
         return None
     said = {f"{row.kind}_{what}": getattr(settings, f"{row.kind}_{what}") for row in table for what in ("burst", "rate")}
@@ -33,19 +33,19 @@ def allowances_of(table: Allowances[C], settings: Any, refused_burst: int = 0) -
 
 @final
 class FloodGuard(Generic[C]):
-    """Judges the peer of one connection."""
+    """Checks whether the peer of one connection floods it."""
 
     __slots__ = ("_connection", "_policy", "due")
 
     def __init__(self, connection: Connection, allowances: Allowances[C] | None) -> None:
-        """None allows everything."""
+        """`allowances`: None allows everything."""
         self._connection = connection
         self._policy = None if allowances is None else FloodPolicy(allowances, connection.clock())
         self.due = NEVER if self._policy is None else self._policy.due
-        """As long as the machine's `FloodCounts.total` is less there is nothing to judge."""
+        """While the machine's `FloodCounts.total` is below this, `judge` need not be called."""
 
     def judge(self, counters: C) -> Flood | None:
-        """None where what was counted is allowed."""
+        """Returns the flood; None if the counts are allowed."""
         policy = self._policy
         if policy is None:
             return None
@@ -54,7 +54,7 @@ class FloodGuard(Generic[C]):
         return flood
 
     def tick(self, counters: C, now: float) -> Flood | None:
-        """Judges the counters as `judge` does. Called about once a second, also when nothing comes."""
+        """Does what `judge` does; called about once a second."""
         policy = self._policy
         if policy is None:
             return None
@@ -64,8 +64,8 @@ class FloodGuard(Generic[C]):
 
 
 def end_exchanges(connection: Connection, closing: Closing) -> int:
-    """Cuts the exchanges of a connection that the server ends, as refused, and counts the end. The wire's machine has told
-    the peer already. Returns how many exchanges were cut."""
+    """Cuts the exchanges of a connection that the server ends, as refused, and counts the end. The machine has queued the
+    goodbye to the peer. Returns how many exchanges were cut."""
     cut = 0
     for exchange in list(connection.exchanges.values()):
         cut += exchange.ending is None
@@ -77,7 +77,7 @@ def end_exchanges(connection: Connection, closing: Closing) -> int:
 
 
 def report(connection: Connection, flood: Flood, cut: int) -> None:
-    """One line, and one more flood."""
+    """Logs and counts a flood."""
     wire = connection.wire.name
     connection.server.flooded(wire, flood.kind)
     facts = {"peer": connection.peer, "wire": wire, "kind": flood.kind, "count": flood.count}

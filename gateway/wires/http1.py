@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from protocols.buffers import Budget
 
 
-# Seconds without a request, after which nobody sends one just now: an old connection is closed.
+# Seconds without a request after which an aged connection is closed: a request is hardly on its way then.
 _QUIET = 1.0
-# The one upgrade that is served; any other is ignored, and its request answered as if it had asked for none (RFC 9110
-# section 7.8): h2c, which curl and Java's client ask for with their first request, among them.
+# The one upgrade that is served. Any other is ignored, and its request answered as if it had asked for none (RFC 9110
+# section 7.8). One of them is h2c, which curl and Java's client ask for with their first request.
 _WEBSOCKET = b"websocket"
 
 
@@ -70,7 +70,7 @@ class HTTP1Wire:
         self._input = self._machine.input
         self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
-        self._inbound: Inbound | None = None  # its body, where that did not come with its head
+        self._inbound: Inbound | None = None  # its body, if that did not come with its head
         self._failed = self._gone = self._draining = self._aged = False
         self._idle_since = self._head_since = connection.clock()
 
@@ -86,7 +86,7 @@ class HTTP1Wire:
             ahead += inbound.waiting
         if ahead < self._connection.limits.read_ahead:
             return scratch
-        # with nothing to take, the rest of a head or a line has to come: it may be more than the bound
+        # If the exchange has nothing to take, the rest of a head or line must come, even beyond the bound.
         begun = ahead == unread and (
             current is None or not (inbound is None or inbound.input_ended or current.request.upgrade == _WEBSOCKET)
         )
@@ -121,7 +121,7 @@ class HTTP1Wire:
                     piece = event.buffers[0]
                     inbound.feed(piece, len(piece), connection.last_received)
             elif type(event) is End:
-                # a WebSocket's input goes on behind its handshake
+                # A WebSocket's input goes on behind its handshake.
                 if inbound is not None and inbound.exchange.request.upgrade != _WEBSOCKET:
                     inbound.feed_end()
             elif type(event) is Request:
@@ -129,7 +129,7 @@ class HTTP1Wire:
                     machine.close_after_response()
                 self._current = exchange = connection.open_exchange(event)
                 self._inbound = inbound = exchange.inbound
-                if event.body is not None:  # which is all that was here
+                if event.body is not None:  # the machine has nothing more now
                     return True
             else:
                 if type(event) is ConnectionEnd or (event is PAUSED and connection.eof):
@@ -141,9 +141,9 @@ class HTTP1Wire:
         return False
 
     def _leave(self) -> None:
-        # RFC 9112 section 9.6 lets a client half-close after its request. Every real client that half-closes while it
-        # waits for an answer has given up, and nothing else tells a leaving client from a waiting one.
-        # An answer that is whole still goes out.
+        # RFC 9112 section 9.6 lets a client half-close after its request. But every real client that half-closes while
+        # it waits for an answer has given up, and nothing else tells a leaving client from a waiting one.
+        # A whole answer still goes out.
         self._gone = True
         exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
         unfinished = [e for e in exchanges if e.outbound.finishing is None]
@@ -190,7 +190,7 @@ class HTTP1Wire:
                 connection.pump_soon()  # a request that was sent ahead, or the client's leaving
             if sent is None:
                 if machine.queued:
-                    connection.output_ready()  # bytes that were queued behind it
+                    connection.output_ready()  # for bytes that were queued behind it meanwhile
                 if current is not None and current.stream == stream:
                     current.answer_written()
                     return None
@@ -222,7 +222,7 @@ class HTTP1Wire:
     def over(self) -> bool:
         if not (self._machine.must_close or self._gone or self._failed or self._draining):
             return False
-        # an answer may have left alone, and a refusal be queued behind it
+        # An answer may have left, with a refusal still queued behind it.
         return (self._current is None or self._current.ending is not None) and not self._machine.queued
 
     def credit(self, stream: int, n: int) -> None:
@@ -236,7 +236,7 @@ class HTTP1Wire:
             self._connection.output_ready()
 
     def room(self, stream: int) -> int:
-        return self._machine.room(stream)  # which all streams share
+        return self._machine.room(stream)  # all streams share it
 
     def empty(self, stream: int) -> bool:
         return self._machine.room(stream) >= self._connection.limits.send_buffer
@@ -245,7 +245,7 @@ class HTTP1Wire:
         exchange, inbound = self._current, self._inbound  # the next one is not opened before this one's answer is whole
         assert exchange is not None
         if inbound is not None and not inbound.input_ended and exchange.request.upgrade != _WEBSOCKET:
-            self._machine.close_after_response()  # so it will be, and the client should know before it asks again
+            self._machine.close_after_response()  # it will close, and the client should know before its next request
         self._machine.send(Response(stream=stream, status=status, headers=headers))
         if status == 101:
             self._connection.wire = WebSocketWire(self._connection, self, exchange, self._machine)
@@ -279,7 +279,7 @@ class HTTP1Wire:
         trailers: Headers,
     ) -> None:
         inbound = self._inbound  # the next request is not opened before the answer to this one is whole
-        # a refused handshake closes too: its client has no other use for the connection
+        # A refused handshake closes too: its client has no other use for the connection.
         if inbound is not None and not inbound.input_ended:
             self._machine.close_after_response()
         connection = self._connection
@@ -293,7 +293,7 @@ class HTTP1Wire:
         self.finish(stream, 1000, "", trailers)
 
     def reset(self, stream: int, ending: Ending) -> None:
-        # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte
+        # HTTP/1.1 can only say "not complete" by ending the connection before the last chunk or byte.
         self._connection.lost(ending)
 
     def land(self, stream: int, buffer: memoryview) -> int:
@@ -309,7 +309,7 @@ class HTTP1Wire:
 
     def release(self, stream: int) -> None:
         connection, current = self._connection, self._current
-        if current is None or current.stream != stream or current.ending is not None:  # else its last byte says when
+        if current is None or current.stream != stream or current.ending is not None:  # else idle from its last byte on
             self._idle_since = connection.clock()
         if connection.reading_paused:
             connection.read_more()
@@ -323,7 +323,7 @@ class HTTP1Wire:
         keep_alive = min(limits.keep_alive, _QUIET) if self._aged else limits.keep_alive
         if current is not None and current.ending is None:
             if self._machine.unread:
-                connection.pump()  # bytes that have landed since
+                connection.pump()  # for bytes that have landed meanwhile
         elif self._machine.unread or not connection.requests:
             if now - max(self._idle_since, self._head_since) > limits.head_timeout:
                 self._end(Closing.HEAD_TIMEOUT)
@@ -333,9 +333,9 @@ class HTTP1Wire:
             connection.output_ready()
 
     def _age(self) -> None:
-        """From now on an answer says that it is the last: that of the next request, or of this one where its head has not
-        left. Not as in a drain, where a connection without a request is closed at once: here its client may be about to send
-        one, and has to be told before."""
+        """Makes an answer announce the connection's close: the current one if its head has not left, else the next. Unlike
+        a drain, it does not close a connection without a request: the client may be about to send one, and must be told
+        before."""
         self._aged, self._connection.leaves_at = True, math.inf
         self._last_request = 0
         self._connection.server.connection_ended(Closing.AGED)
@@ -351,9 +351,7 @@ class HTTP1Wire:
 
     def close(self) -> None:
         self._machine.close()
-        self._current = self._inbound = (
-            None  # connection and wire know each other: a cycle would keep the last exchange's memory
-        )
+        self._current = self._inbound = None  # connection and wire form a cycle, which would keep the exchange's memory
 
     def drain(self) -> None:
         self._connection.leaves_at = math.inf

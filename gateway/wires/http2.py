@@ -62,8 +62,8 @@ def _limits_of(limits: LimitsConfig, http2: HTTP2Config) -> HTTP2Limits:
 
 @final
 class HTTP2Wire:
-    """Serves HTTP/2. A stream whose model does not read closes its own window; the connection and its other streams go
-    on. END_STREAM is a half-close; RST_STREAM is leaving."""
+    """Serves HTTP/2. If a stream's model does not read, only the window of that stream closes; the other streams go on.
+    END_STREAM is a half-close. RST_STREAM means that the client has left."""
 
     name = "http/2"
     windowed, exclusive = True, False
@@ -81,8 +81,9 @@ class HTTP2Wire:
         )
         self._counters = self._machine.counters
         self._floods = FloodGuard(connection, allowances_of(HTTP2_FLOODS, config.floods, 2 * config.streams))
-        self._failed = self._gone = self._written = self._counted = False  # as a connection that we end
-        self._ended_at: float | None = None  # by us, for what the peer does
+        # `_counted`: true once this connection is counted as one that the server ended.
+        self._failed = self._gone = self._written = self._counted = False
+        self._ended_at: float | None = None  # when we ended it because of what the peer does
         self._draining_since: float | None = None
         connection.output_ready()
         if connection.server.leaving:
@@ -120,7 +121,7 @@ class HTTP2Wire:
         while at_most > 0:
             for _ in range(min(at_most, EVENTS_A_LOOK)):
                 event = next_event()
-                # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
+                # By exact type, the usual ones first: a `case` that does not match costs more than its branch.
                 if type(event) is Data:
                     exchange = exchanges.get(event.stream)
                     piece = event.buffers[0]
@@ -142,7 +143,7 @@ class HTTP2Wire:
                         exchange.open_inbound().feed_end()
                 elif type(event) is Request:
                     connection.open_exchange(event)
-                    if not requests:  # more than those: what came with the last of them has been handed on
+                    if not requests:  # one more than allowed: the events before it have been handed on
                         return False
                     requests -= 1
                 elif type(event) is Reset:
@@ -164,7 +165,7 @@ class HTTP2Wire:
         return False
 
     def _judge(self) -> bool:
-        """True if its peer floods it: the connection has then ended."""
+        """True if the peer floods the connection, which this has ended."""
         if self._gone or self._failed:
             return False
         return self._verdict(self._floods.judge(self._machine.flood_counters(self._connection.completed)))
@@ -176,7 +177,7 @@ class HTTP2Wire:
         return True
 
     def _end(self, closing: Closing, reason: str) -> int:
-        """The connection ends for what its peer does; says how many exchanges that cut."""
+        """Ends the connection because of what its peer does. Returns how many exchanges that cut."""
         self._failed, self._ended_at = True, self._connection.clock()
         self._machine.give_up(Code.ENHANCE_YOUR_CALM, reason)
         return end_exchanges(self._connection, closing)
@@ -188,8 +189,8 @@ class HTTP2Wire:
         self._machine.drop(event.stream)
 
     def _dropped(self, event: NoRoom) -> None:
-        """Refuses bytes that the budget has no room for: with an error if the answer has not begun, else by a reset. An
-        answer that is whole is left alone: it does not need them."""
+        """Interrupts an exchange whose bytes were dropped because the budget has no room. If its answer has begun, resets
+        the stream too. A whole answer needs no more input, and goes on."""
         exchange = self._connection.exchanges.get(event.stream)
         if exchange is None or exchange.outbound.finishing is not None:
             return
@@ -198,8 +199,8 @@ class HTTP2Wire:
             self._cut(exchange, Ending.REFUSED, _ENHANCE_YOUR_CALM)
 
     def _leave(self) -> None:
-        """The client sends no more, so it has left: answers that are whole still go out as far as their windows let
-        them, everything else ends."""
+        """Ends the connection's unfinished exchanges: the client sends no more, so it has left. Whole answers still go out
+        as far as their windows let them."""
         self._gone = True
         exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
         for exchange in exchanges:
@@ -239,7 +240,7 @@ class HTTP2Wire:
 
     def hops(self, stream: int) -> list[Hop]:
         machine = self._machine
-        left, window = machine.window(stream)  # which may have grown beyond what it began with
+        left, window = machine.window(stream)  # `left` may exceed the initial `window`
         return [
             Hop("received", *machine.received(stream)),
             Hop("queued", machine.queued(stream), self._connection.limits.send_buffer),
@@ -312,7 +313,7 @@ class HTTP2Wire:
             fields = [*headers, (b"content-length", b"%d" % length), *fresh]
         elif buffers:
             fields = [*headers, *fresh]
-        else:  # nothing stands between them: one frame says it all, as gRPC's clients want it of a refusal
+        else:  # without a body, one frame carries head and trailers: gRPC's clients expect that of a refusal
             fields, trailers = [*headers, *fresh, *trailers], ()
         try:
             self._machine.respond(stream, status, fields, buffers, trailers)
@@ -347,7 +348,7 @@ class HTTP2Wire:
     def tick(self, now: float) -> None:
         connection, limits, machine = self._connection, self._connection.limits, self._machine
         if self._ended_at is not None:
-            if now - self._ended_at > GOODBYE:  # it takes nothing, not even that
+            if now - self._ended_at > GOODBYE:  # the peer has not taken even the goodbye
                 connection.lost(Ending.REFUSED)
             return
         machine.now = now
@@ -381,14 +382,15 @@ class HTTP2Wire:
             self._look_at_what_has_begun(now)
 
     def _idle_for_too_long(self, now: float) -> bool:
-        """Nothing was asked: bytes keep no connection, PINGs do for a while."""
+        """True if no request came for too long. Other bytes do not keep the connection; PINGs do, for `http2.ping_life`."""
         asked, keep, pinged = self._idle_since, self._connection.limits.keep_alive, self._machine.pinged_at
         if pinged is None or now - asked > max(keep, self._connection.server.config.http2.ping_life):
             return now - asked > keep
         return now - max(asked, pinged) > keep
 
     def _look_at_what_has_begun(self, now: float) -> None:
-        """A part of what a connection is made of that begins and does not come: all that it holds would stay."""
+        """Ends the connection if a part of its protocol (SETTINGS, a header block, a frame) has begun and does not arrive in
+        time: otherwise it would hold memory for ever."""
         begun = self._machine.waits_for
         if begun is None:
             return
@@ -407,8 +409,9 @@ class HTTP2Wire:
         self._end(closing, reason)
 
     def _stalled(self, exchange: Exchange, stall: float, waited: float) -> None:
-        """Its model stops, and the error is queued behind what is: a client that reads again hears it. A bare reset, which
-        many take for a good end, comes only where it does not, or where the answer is whole without it."""
+        """Stops the model of a stalled exchange, which queues an error behind what is queued already, for a client that
+        reads again. Resets the stream only if the client does not read that, or if the answer was whole: many clients take a
+        bare reset for a good end."""
         told = exchange.interruption is not None
         if not told:
             facts = {"peer": self._connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
@@ -418,7 +421,7 @@ class HTTP2Wire:
             self._cut(exchange, Ending.LOST)
 
     def _untaken(self, exchange: Exchange, now: float) -> float:
-        """Seconds for which bytes have been queued for a peer that has taken none."""
+        """Returns for how many seconds the peer has taken none of the queued bytes."""
         if self.empty(exchange.stream) or exchange.ending is not None:
             exchange.outbound.moved_at = now
         elif self._machine.leaving(exchange.stream):  # part of a write that the peer takes piece by piece
@@ -427,7 +430,7 @@ class HTTP2Wire:
 
     def close(self) -> None:
         self._machine.close()
-        for stream in self._machine.windows():  # these hold bytes that reached no exchange
+        for stream in self._machine.windows():  # streams whose bytes reached no exchange
             self._machine.drop(stream)
 
     def dismiss(self) -> None:

@@ -1,4 +1,4 @@
-"""WebSocket as a wire: one exchange for the connection's life, frames byte for byte, Ping, Pong, and a Close as told."""
+"""WebSocket as a wire: one exchange for the connection's life, frames byte for byte, Ping, Pong and Close."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _limits_of(part: int, send_buffer: int, check_utf8: bool) -> WebSocketLimits
 
 @final
 class WebSocketWire:
-    """Takes over a connection whose upgrade was accepted.
+    """Serves a connection whose upgrade was accepted.
 
-    The client's Close, like its FIN, is leaving: the model is cancelled and the Close is answered. Ours goes out
-    when the exchange finishes; the peer then has `websocket.close_timeout` to answer. An answer that is whole, Close
-    included, is written also to a client that has said Close.
+    A Close of the client, like its FIN, means that it leaves: the model is cancelled and the Close is answered. The
+    gateway's Close goes out when the exchange finishes; the client then has `websocket.close_timeout` to answer. A whole
+    answer, Close included, is written even to a client that has sent its Close.
     """
 
-    __slots__ = (  # there is one for each of many silent sessions
+    __slots__ = (  # to save memory: there may be many silent sessions
         "_before", "_choked", "_closing_since", "_config", "_connection", "_counters", "_ended_at", "_exchange", "_failed",
         "_floods", "_gone", "_inbound", "_large", "_left", "_machine", "_pace", "_ping_at", "_pong_due",
     )  # fmt: skip
@@ -64,13 +64,13 @@ class WebSocketWire:
             allocate=connection.server.frame_memory,
             pay=self._pay,
         )
-        self._pace: Pace | None = None  # the pace of a frame under way
+        self._pace: Pace | None = None  # how fast a frame under way arrives
         self._counters = self._machine.counters
         self._floods = FloodGuard(connection, allowances_of(WEBSOCKET_FLOODS, self._config.floods))
         self._gone = False
         self._failed = False
-        self._choked = False  # by Pongs that wait, or for good
-        self._ended_at: float | None = None  # by us, for what the peer does
+        self._choked = False  # takes no input: while Pongs wait, or for good
+        self._ended_at: float | None = None  # when we ended it because of what the peer does
         self._closing_since: float | None = None
         self._ping_at = connection.clock()
         self._left = 0  # `bytes_out` of the answer when all of them had left
@@ -99,7 +99,7 @@ class WebSocketWire:
         target = machine.get_buffer()
         if target is None:
             ahead = machine.unconsumed + self._inbound.waiting
-            # with nothing to take, the rest of a frame has to come: it may be more than the bound
+            # If the exchange has nothing to take, the rest of a frame must come, even beyond the bound.
             return scratch if not ahead or ahead + machine.unread < self._connection.limits.read_ahead else None
         return target
 
@@ -125,7 +125,7 @@ class WebSocketWire:
         while at_most > 0:
             for _ in range(min(at_most, EVENTS_A_LOOK)):
                 event = next_event()
-                # by exact type, the usual ones first: a `case` that does not match costs more than what it guards
+                # By exact type, the usual ones first: a `case` that does not match costs more than its branch.
                 if type(event) is Frame:
                     if self._large:
                         self._free()  # the exchange's inbox pays for it now
@@ -154,7 +154,7 @@ class WebSocketWire:
         return False
 
     def _judge(self) -> bool:
-        """True if its peer floods it: the connection has then ended."""
+        """True if the peer floods the connection, which this has ended."""
         if self._gone or self._failed:
             return False
         return self._verdict(self._floods.judge(self._counted()))
@@ -190,7 +190,7 @@ class WebSocketWire:
 
     def data_sent(self) -> Sent | None:
         if self._before is not None:
-            self._connection.output_ready()  # frames may be queued behind the handshake's answer
+            self._connection.output_ready()  # for bytes behind the handshake's answer
             return self._before.data_sent()
         sent = self._machine.data_sent()
         if not sent.room and not sent.ended:
@@ -199,7 +199,7 @@ class WebSocketWire:
             self._choked = False
             self._connection.read_more()
         stream, outbound = self._exchange.stream, self._exchange.outbound
-        # Pings and Pongs are none of the answer's bytes: a session that has only these is silent
+        # Pings and Pongs do not count as bytes of the answer: a session that sends only these is silent.
         moved = outbound.bytes_out != self._left or outbound.waits
         if self.empty(stream):
             self._left = outbound.bytes_out
@@ -298,7 +298,7 @@ class WebSocketWire:
     def tick(self, now: float) -> None:
         config = self._config
         if self._ended_at is not None:
-            if now - self._ended_at > GOODBYE:  # it takes nothing, not even that
+            if now - self._ended_at > GOODBYE:  # the peer has not taken even the goodbye
                 self._connection.lost(Ending.REFUSED)
             return
         if not (self._gone or self._failed) and self._verdict(self._floods.tick(self._counted(), now)):
@@ -310,7 +310,7 @@ class WebSocketWire:
                 self._failed = True
                 self._connection.output_ready()
         elif self._pong_due is not None:
-            # any bytes count as a pong: a reader paused by a slow model must not kill its client
+            # Any received bytes count as a pong. While a slow model pauses reading, a pong cannot be read.
             if self._connection.last_received >= self._ping_at or self._connection.reading_paused:
                 self._pong_due = None
             elif now > self._pong_due:
@@ -323,7 +323,7 @@ class WebSocketWire:
             self._connection.output_ready()
 
     def _too_slow(self, now: float) -> SlowUpload | None:
-        """The error for a frame that has begun and does not arrive, unless this side does not read; else None."""
+        """Returns the error for a frame that arrives too slowly; None if none does, or if reading is paused on this side."""
         connection, machine = self._connection, self._machine
         under_way = machine.under_way
         if under_way is None or connection.reading_paused or connection.behind:
@@ -340,10 +340,10 @@ class WebSocketWire:
     def close(self) -> None:
         self._free()
         self._machine.close()
-        del self._exchange, self._inbound  # they know each other: a cycle would keep its memory
+        del self._exchange, self._inbound  # exchange and wire refer to each other: a cycle would keep its memory
 
     def dismiss(self) -> None:
-        """It takes none."""
+        """Does nothing: a WebSocket takes no further requests."""
 
     def drain(self) -> None:
-        return  # a session's goodbye is its Close, 1001, at the drain deadline: the protocol has no earlier word
+        return  # the client is told by Close 1001 at the drain deadline: the protocol has no earlier message
