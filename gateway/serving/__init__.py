@@ -1,1 +1,1 @@
-"""From sockets to handlers and back: who comes in, what answers. May import core, wires, net, config, workers, telemetry."""
+"""From sockets to handlers: accepts, routes, permits, drains. May import core, wires, net, config, workers, telemetry."""

@@ -1,4 +1,4 @@
-"""Acceptor: sockets come in and are served as connections; who has not said yet what it wants, and who is left."""
+"""Acceptor: opens ports, accepts sockets and serves them as connections, from their first byte to their last."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _Arrived = tuple[Transport, Callable[[Connection], ConnectionWire], bytes, Trust
 
 @final
 class Acceptor:
-    """Opens the ports, and serves what comes there and what somebody else has accepted, until it is told to stop."""
+    """Opens the ports, and serves their connections, and connections that others have accepted, until it is stopped."""
 
     def __init__(self, server: Server, ports: Ports | None = None) -> None:
-        """`ports` are those of a parent, which accepts there and hands the connections over: then it opens none."""
+        """`ports` are those of a parent, which accepts there and hands the connections over; this then opens none."""
         self._server, self._limits = server, server.limits
         self.handed = ports is not None
-        """True where a parent accepts."""
+        """True if a parent accepts."""
         self.ports = ports or Ports()
-        """The ports where it listens."""
+        """The ports on which it listens, or its parent does."""
         self.certificate: ServedCertificate | None = None
-        """The certificate for TLS connections; None where TLS is off, and before `listen`."""
+        """The certificate for TLS clients; None if TLS is off, and before `listen`."""
         self.poller: Poller | None = None
-        """Tells connections when they are ready; made by `begin` where it listens and no other was chosen before."""
+        """Calls connections whose sockets are ready. `begin` makes one if the gateway has ports and none was set."""
         self.arriving: set[trio.CancelScope] = set()
-        """One for each connection that has not said yet what it wants."""
+        """A scope for each connection that has not sent its first request yet."""
         self._listeners: list[Listener] = []
         self._accepting = trio.CancelScope()
         self.nursery: trio.Nursery | None = None
-        """The nursery that serves connections; None before `begin`, and from when it ends."""
+        """The nursery in which connections are served; None before `begin`, and once it ends."""
         self._own: frozenset[trio.lowlevel.Task] = frozenset()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         known = None if descriptors == resource.RLIM_INFINITY else descriptors
@@ -63,7 +63,7 @@ class Acceptor:
     # -- its life ----------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Opens the ports. ConfigError, or OSError, where one cannot be."""
+        """Opens the ports. Raises ConfigError or OSError if one cannot be opened."""
         tls = self._server.config.tls
         if tls.cert or tls.dev:
             self.certificate = ServedCertificate(tls)
@@ -71,7 +71,7 @@ class Acceptor:
             self._listeners, self.ports = open_ports(self._server.config)
 
     def begin(self, nursery: trio.Nursery, beside: Callable[[], Awaitable[None]]) -> None:
-        """Serves in this nursery from now on, with this task beside its own."""
+        """Serves in this nursery from now on, and runs `beside` there too."""
         self.nursery = nursery
         nursery.start_soon(self._accept_all)
         nursery.start_soon(beside)
@@ -90,14 +90,14 @@ class Acceptor:
 
     @property
     def working(self) -> list[trio.lowlevel.Task]:
-        """The tasks that do something for clients, now: not its own, nor those that wait for an exchange."""
+        """The tasks that now work for clients, without its own and those that wait for an exchange."""
         if self.nursery is None:
             return []
         return list(self.nursery.child_tasks - self._own - self._server.runner.resting)
 
     async def _turns(self) -> None:
-        """The turns of connections. The end of this task is theirs, also where an embedder's tasks would go on: nothing new
-        can start."""
+        """Gives connections their turns. When this task ends, it ends all connections, even if an embedder's tasks in the
+        nursery go on, because nothing new can start."""
         try:
             await self._server.runner.turns()
         finally:
@@ -105,7 +105,7 @@ class Acceptor:
             self.disconnect()
 
     def stop(self) -> None:
-        """Takes no more: the ports are closed, and so is who has said nothing yet."""
+        """Stops accepting: closes the ports, and connections that have not sent their first request yet."""
         self._accepting.cancel()
         self._close_listeners()
         for arrival in self.arriving:
@@ -113,7 +113,7 @@ class Acceptor:
         self.lobby.close()
 
     def disconnect(self) -> None:
-        """Ends what is still connected, at once."""
+        """Ends all connections at once."""
         for arrival in self.arriving:
             arrival.cancel()
         self.lobby.close()
@@ -121,18 +121,18 @@ class Acceptor:
             connection.lost()
 
     async def disconnected(self) -> None:
-        """Ends all connections at once, as `disconnect` does, and waits until none is left."""
+        """Ends all connections at once, and returns when none is left."""
         self.disconnect()
         while self.busy:
             await self._server.bell.wait()
 
     @property
     def busy(self) -> bool:
-        """True if a connection is left."""
+        """True while a connection is left."""
         return bool(self._server.connections or self.arriving)
 
     def close(self) -> None:
-        """Nothing of it is left open."""
+        """Closes the ports and the poller."""
         self._close_listeners()
         if self.poller is not None:
             self.poller.close()
@@ -141,7 +141,7 @@ class Acceptor:
         for listener in self._listeners:
             listener.close()
 
-    # -- accepted connections ----------------------------------------------------------------------------------------
+    # -- accepting ---------------------------------------------------------------------------------------------------
 
     async def _accept_all(self) -> None:
         with self._accepting:
@@ -151,8 +151,8 @@ class Acceptor:
                     nursery.start_soon(listener.accept, take, _always, self._server.log_limits)
 
     def take(self, sock: socket.socket, *, tls: bool, closed: Callable[[], None] | None = None) -> None:
-        """Serves a connection of one of the ports, which it owns from here on: accepted here, or by a parent. `closed` is
-        called once, when it is closed."""
+        """Serves a connection of one of the ports, accepted here or by a parent, and owns its socket from now on. `closed`
+        is called once, when it is closed."""
         try:
             below = SocketTransport(sock, unsent=self._limits.unsent)
         except OSError:  # reset before it was served
@@ -164,7 +164,7 @@ class Acceptor:
         self.accepted(below, self.certificate.context if tls and self.certificate is not None else None)
 
     def accepted(self, below: Watchable, tls: ssl.SSLContext | None = None) -> None:
-        """Serves an accepted connection in a task, or refuses it if all places are taken."""
+        """Serves an accepted connection in a task of its own, or refuses it if all places are taken."""
         nursery, table = self.nursery, self.table
         if nursery is None:
             below.close()
@@ -185,8 +185,8 @@ class Acceptor:
     # -- one connection ----------------------------------------------------------------------------------------------
 
     async def serve_watchable(self, below: Watchable, tls: ssl.SSLContext | None = None) -> None:
-        """Serves one connection, told by the poller where there is one: then it returns when the connection has begun.
-        Otherwise as `serve_transport`."""
+        """Serves one connection. If there is a poller, returns when the connection has begun. Otherwise does what
+        `serve_transport` does."""
         poller = self.poller
         if poller is None:
             await self.serve_transport(below, tls)
@@ -213,7 +213,7 @@ class Acceptor:
             connection.failed(e)
 
     async def serve_transport(self, transport: Transport, tls: ssl.SSLContext | None = None) -> None:
-        """Serves one connection by two tasks that wait for its transport; closes that at its end."""
+        """Serves one connection with two tasks that wait for its transport; closes the transport at the end."""
         try:
             arrived = None if self.nursery is None else await self._arrive(transport, tls)
             if arrived is None or self.nursery is None:
@@ -235,9 +235,9 @@ class Acceptor:
             except Exception:
                 log.exception("connection failed", extra={"peer": transport.peer})
 
-    async def serve_call(self, scope: Scope, receive: Receive, send: Send, *, by_operator: bool = False) -> None:
-        """Serves one call that an ASGI server has accepted; where nothing is served, the answer is 503."""
-        call = ASGICall(self._server, scope, by_operator=by_operator)
+    async def serve_call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one call that an ASGI server has accepted; if the gateway does not run, answers 503."""
+        call = ASGICall(self._server, scope)
         if self.nursery is None:
             await refuse_asgi(scope, send, spread_over(1, self._server.chance()))
             return
@@ -245,8 +245,8 @@ class Acceptor:
         await call.run(receive, send)
 
     async def _arrive(self, transport: Transport, tls: ssl.SSLContext | None) -> _Arrived | None:
-        """A new connection's transport, its wire, the bytes read to find that out, and the proxies that may name clients in
-        its requests; None if no connection comes about."""
+        """Returns a new connection's transport, its wire, the bytes read to detect that, and the proxies that may name
+        clients in its requests; None if no connection comes about."""
         limits, proxies = self._limits, self._server.proxies
         proxies = None if proxies is None or not proxies.includes(transport.peer) else proxies
         greeting, received = ProxyReceiver(limits.head), b""
@@ -277,7 +277,7 @@ class Acceptor:
                 if greeting.begun:
                     raise TransportLost("the PROXY header took too long (limits.head_timeout)")
         except TransportLost as e:
-            # there is no exchange to end; but a client without our CA, or with TLS on the wrong port, leaves only this
+            # There is no exchange to end. A client without our CA, or with TLS on the wrong port, leaves only this line.
             level = logging.DEBUG if e.left else logging.INFO
             if log.isEnabledFor(level):
                 facts = {"peer": transport.peer, "reason": str(e)}

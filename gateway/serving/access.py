@@ -1,4 +1,4 @@
-"""Access: who may ask for what, decided at the head of a request, before anything of its body is read or paid for."""
+"""Access: decides at the head of a request whether it is permitted, before its body is read or paid for."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from protocols.events import Headers
 log = logging.getLogger("gateway.access")
 
 _STRANGERS = 20  # 401s of one connection
-_PATH = 200  # characters that the log has of one
-_SHORT = 32 * 1024  # bytes of a file whose reading keeps nobody waiting
+_PATH = 200  # characters of a path in the log
+_SHORT = 32 * 1024  # bytes of a file short enough to be parsed in the event loop
 _REASONS = (
     "missing-key", "wrong-key", "two-keys", "model", "scope", "rate", "in-flight", "origin", "content-type", "host",
 )  # fmt: skip
@@ -50,7 +50,7 @@ _WRONG = "the key is not known, or it is over"
 
 @final
 class Admittance:
-    """The decision on one head, which holds for each request with that head as long as the keys are the same."""
+    """The access decision for one head. It holds for each request with that head, as long as the keys are the same."""
 
     __slots__ = ("beside", "key", "keys", "party")
 
@@ -60,14 +60,14 @@ class Admittance:
 
 @final
 class ClientAccess:
-    """The door of one gateway.
+    """The access control of one gateway.
 
-    If a way in is configured (keys, signatures, required certificates), each request needs one of those that are, on every
-    wire; health is open. In any case, a browser's page of another site may change nothing.
+    If keys, signatures or required certificates are configured, each request needs one of them, on every wire; health is
+    open. In any configuration, a browser's page of another site cannot change anything.
     """
 
     def __init__(self, config: Config, server: Server, wall_clock: Callable[[], float]) -> None:
-        """`wall_clock` gives the seconds since 1970, which keys expire by. ConfigError for a file of keys that cannot be."""
+        """`wall_clock` returns the seconds since 1970, by which keys expire. Raises ConfigError for an invalid key file."""
         access = config.access
         self._server, self._wall_clock = server, wall_clock
         self._pages = Pages(config)
@@ -75,23 +75,23 @@ class ClientAccess:
         self._signatures = bool(config.sagemaker.sigv4.credentials)
         self._certificates = bool(config.tls.client_ca)
         self.closed = closes(config)
-        """True if a request needs a key, or another way in."""
+        """True if a request needs a key, a signature or a certificate."""
         self._open = frozenset((Needs.NOTHING, *(Needs(name) for name in access.open)))
         self._beside = access.pass_credentials
         self._grace = access.grace
         self.reasons: Sequence[str] = _REASONS
-        """Why a request may be refused here."""
+        """The reasons for which a request may be refused here."""
         self.refusals: dict[str, int] = dict.fromkeys(_REASONS, 0)
-        """Requests that were, by one of these."""
+        """How many requests were refused, by reason."""
         self.endings: Counter[tuple[str, Ending]] = Counter()
-        """Exchanges that are over, by the name of their key."""
+        """How many exchanges are over, by the name of their key and their ending."""
         self.keys = KeySet()
-        """Those that open, now."""
+        """The keys that are valid now."""
         self._parties: dict[str, Party] = {}
         self._live: dict[Exchange, Key] = {}
-        self._gone: dict[bytes, float] = {}  # when what a key that is no more has begun must end
+        self._gone: dict[bytes, float] = {}  # when the exchanges of a removed or expired key must end
         self.file = WatchedFile(access.keys_file, LARGEST) if access.keys_file else None
-        """The file of keys; None where there is none."""
+        """The key file; None if there is none."""
         if self.file is not None:
             self._take(read_key_file(access, self.file).without_those_over(wall_clock()), 0.0)
             self._tell_mode(self.file)
@@ -99,10 +99,9 @@ class ClientAccess:
     # -- at the head of a request --------------------------------------------------------------------------------------
 
     def look(self, exchange: Exchange, row: Row | None, arguments: Mapping[str, Any]) -> Admittance | None:
-        """Decides on a request's head; None if there is nothing to decide. `row` is the row that the request asks for, and
-        `arguments` are the captures of its path; None: there is no row. Raises the error if the request is not permitted."""
-        if exchange.owner.by_operator:
-            return None  # the plane has asked for its token, and for a browser's site, by its own rules
+        """Returns the access decision for a request's head; None if there is nothing to keep. `row` is the row of the
+        request, None if there is none, and `arguments` what its path captures. Raises the error for a request that is not
+        permitted."""
         pages, beside = self._pages, self._pages.told
         if self._named and not pages.is_called(exchange.request):
             host = show(exchange.request.authority[:100].decode("latin-1"))
@@ -133,7 +132,7 @@ class ClientAccess:
             raise self._refused(exchange, "content-type", UnsupportedType(said))
 
     def _key_of(self, exchange: Exchange, row: Row | None) -> Key | None:
-        """The key that a request shows, which is right; None where something else lets it in."""
+        """Returns the request's valid key; None if a certificate or a signature permits the request."""
         if self.file is not None:
             try:
                 shown = shown_key(exchange.request.headers, beside=self._beside)
@@ -163,7 +162,7 @@ class ClientAccess:
             raise self._refused(exchange, "model", NotPermitted.of_model(name))
 
     def _refused(self, exchange: Exchange, reason: str, error: GatewayError) -> GatewayError:
-        """The error, which counts for its connection."""
+        """Returns the error, marked with its reason, and counts an Unauthenticated one for its connection."""
         error.barred = reason
         if isinstance(error, Unauthenticated):
             owner = exchange.owner
@@ -173,7 +172,7 @@ class ClientAccess:
         return error
 
     def count(self, exchange: Exchange, error: GatewayError) -> None:
-        """A request ends with this, which says that who asks may not."""
+        """Counts and logs a request that ends with an error of `look` or `admit`."""
         self.refusals[error.barred] += 1
         if log.isEnabledFor(logging.INFO) and self._server.log_limits.allows("access refused"):
             facts = {
@@ -188,7 +187,7 @@ class ClientAccess:
             log.info("access refused", extra=facts)
 
     def admit(self, exchange: Exchange, entry: Admittance) -> None:
-        """A request of a head that was looked at, with keys that are the same still: it counts for its key from now on.
+        """Admits a request whose head has a decision made with the current keys: it counts for its key from now on. Raises
         TooManyRequests."""
         if entry.beside:
             exchange.outbound.beside = entry.beside
@@ -212,7 +211,7 @@ class ClientAccess:
     # -- at its end ------------------------------------------------------------------------------------------------------
 
     def around(self, closed: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
-        """The function to call with each exchange that is over, in the place of `closed`."""
+        """Returns the function to call, in place of `closed`, with each exchange that is over."""
         return partial(self._closed, closed) if self.file is not None else closed
 
     def _closed(self, closed: Callable[[Exchange], None], exchange: Exchange) -> None:
@@ -227,7 +226,8 @@ class ClientAccess:
     # -- as time goes by -------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Once a second, on Trio's clock: keys that are over go, and so does, a while later, what they have begun."""
+        """Removes expired keys, and after `access.grace` ends the exchanges of removed keys. Called once a second, with the
+        time on Trio's clock."""
         left = self.keys.without_those_over(self._wall_clock())
         if left is not self.keys:
             self._take(left, now)
@@ -235,7 +235,7 @@ class ClientAccess:
             self._end_those_gone(now)
 
     async def reload(self) -> None:
-        """Reads the file again, which has changed. If it cannot be used, the keys that were read last stay valid."""
+        """Reads the changed file again. If it is not valid, the keys that were read last stay."""
         file = self.file
         assert file is not None
         try:
@@ -280,7 +280,7 @@ class ClientAccess:
 
 
 def read_key_file(config: AccessConfig, file: WatchedFile | None = None) -> KeySet:
-    """The keys of the file that is configured. ConfigError where they cannot be."""
+    """Reads the keys of the configured file. Raises ConfigError if it is not valid."""
     file = file or WatchedFile(config.keys_file, LARGEST)
     try:
         return read_keys(file.read())

@@ -13,7 +13,7 @@ from gateway.core.route import Handler, Route
 from gateway.errors import BadRequest, DeadlineExceeded, Refusal
 
 # gRPC over HTTP2, Requests: TimeoutValue is 1 to 8 digits
-_OWN = b"grpc-timeout"  # which gRPC's calls read themselves
+_OWN = b"grpc-timeout"  # gRPC calls read it themselves
 _GRPC = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _GRPC_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _NUMBER = re.compile(rb"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)?")
@@ -22,7 +22,7 @@ _PRIORITY = re.compile(rb"[0-9]{1,9}")
 
 @final
 class Admission:
-    """Reads the header fields that the configuration names. Requests of the same head are read once: what they ask is kept
+    """Reads the header fields that the configuration names. Requests with the same head are read once: the result is kept
     with their route."""
 
     def __init__(self, config: AdmissionConfig) -> None:
@@ -31,8 +31,8 @@ class Admission:
         self._names = (*self._timeouts, self._priority) if self._priority else self._timeouts
 
     def asked(self, exchange: Exchange, route: Route) -> Route:
-        """The route of the request, with the deadline and priority that its head asks for; unchanged if it asks for none.
-        BadRequest for an invalid value, DeadlineExceeded for a time of zero."""
+        """Returns the request's route with the deadline and priority of its head; `route` itself if the head has none.
+        Raises BadRequest for an invalid value, DeadlineExceeded for a deadline of 0."""
         fields = exchange.fields
         for name in self._names:
             if name in fields:

@@ -1,4 +1,4 @@
-"""ConnectionTable: whom of those that arrive there is a place for, and which idle connections go to make one."""
+"""ConnectionTable: decides which new connections get a place, and which idle ones are closed to make room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.serving.lobby import GUESTS
 
 _WARY = 90  # percent of the places, from which on idle connections are closed
 _AT_ONCE = 32  # connections, at most, that one arrival closes: as nginx does
-_YOUNG = 1.0  # seconds for which nobody has to go
+_YOUNG = 1.0  # seconds of idleness before a connection may be closed
 _LOOKS = 0.25  # seconds between two looks at all connections
 
 _Idle: TypeAlias = "tuple[bool, float, int, Connection | trio.CancelScope]"
@@ -25,43 +25,44 @@ _Idle: TypeAlias = "tuple[bool, float, int, Connection | trio.CancelScope]"
 
 @final
 class ConnectionTable:
-    """The places for connections, of which those that have not said what they want take one too.
+    """The places for connections. A connection takes one even before its first request.
 
-    When nearly all are taken each arrival closes idle ones: first those that never had an exchange, then those whose last
-    exchange is over for longest. When all are taken, and none of them is idle, there is no place.
+    If nearly all places are taken, each arrival closes idle connections: first those that never had an exchange, then those
+    whose last exchange ended longest ago. If all places are taken and no connection is idle, the arrival is refused.
     """
 
     def __init__(
         self, server: Server, arriving: Callable[[], Set[trio.CancelScope]], descriptors: int | None = None
     ) -> None:
-        """`arriving` gives those that have not said what they want. `descriptors` is how many the process may have open."""
+        """`arriving` returns a scope for each connection that has not sent its first request yet. `descriptors` is how many
+        the process may have open; None: no limit."""
         self._server, self._arriving, limits = server, arriving, server.limits
         self._most = limits.connections
         self._setting = "limits.connections"
         self.spare = GUESTS
-        """Descriptors that there are for connections which have no place: of the reserve, where descriptors are the bound, a
-        half."""
+        """Descriptors for connections without a place: 64, or, if descriptors bound the places, at most half of
+        `limits.descriptors_reserved`."""
         if descriptors is not None and (left := max(descriptors - limits.descriptors_reserved, 1)) < self._most:
             self._most, self._setting = left, "the process's file descriptors and limits.descriptors_reserved"
             self.spare = min(limits.descriptors_reserved // 2, GUESTS)
         self._wary = self._most * _WARY // 100
         self._per_peer = limits.per_peer
-        self._of: Counter[str] = Counter()  # by address, where that is bounded
+        self._of: Counter[str] = Counter()  # connections by address, if `limits.per_peer` is set
         self.evicted: set[trio.CancelScope] = set()
-        """Those of `arriving` that have had to go, and have not gone yet."""
+        """Scopes of `arriving` that were cancelled to make room, and have not ended yet."""
         self.starting = 0
-        """Those that have a place, and are not among the others yet."""
-        self._candidates: list[_Idle] = []  # the first to go last
+        """Connections that have a place, and whose task has not started yet."""
+        self._candidates: list[_Idle] = []  # idle connections; the last one is closed first
         self._looked = float("-inf")
 
     @property
     def taken(self) -> int:
-        """Places that are taken."""
+        """How many places are taken."""
         return len(self._server.connections) + len(self._arriving()) + self.starting
 
     def refusal(self, peer: str) -> str | None:
-        """The reason, as text for the peer, to refuse one more connection of this peer; None if there is a place, which may
-        be that of an idle connection."""
+        """Returns the reason, for the peer, why it gets no place; None if it gets one, for which an idle connection may be
+        closed."""
         if self._per_peer and self._of[_address(peer)] >= self._per_peer:
             return f"{self._per_peer} connections of this address are open (limits.per_peer)"
         if self.taken < self._wary:
@@ -71,7 +72,7 @@ class ConnectionTable:
         return f"{taken} connections are open ({self._setting})" if taken >= self._most else None
 
     def counted(self, peer: str) -> Callable[[], None] | None:
-        """Counts a connection for its address, where these are counted; what comes back is to be called at its end."""
+        """Counts a connection for its address. Returns a function to call at its end; None if addresses are not counted."""
         address = _address(peer)
         if not self._per_peer or not address:
             return None
@@ -83,10 +84,10 @@ class ConnectionTable:
         if not self._of[address]:
             del self._of[address]
 
-    # -- evictions ---------------------------------------------------------------------------------------------------
+    # -- eviction ----------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Closes idle connections, until there are as many as may be open without."""
+        """Closes idle connections, until fewer than `_WARY` percent of the places are taken."""
         arriving = self._arriving()
         self.evicted = {scope for scope in self.evicted if scope in arriving}
         now = self._server.clock()
@@ -104,13 +105,13 @@ class ConnectionTable:
                 idle.lost()
 
     def _next(self, now: float) -> Connection | trio.CancelScope | None:
-        """The connection to close first; None if none is idle for long enough."""
+        """Returns the idle connection to close next; None if none is idle for long enough."""
         if not self._candidates and now - self._looked >= _LOOKS:
             self._looked = now
             self._candidates = self._idle(now)
         while self._candidates:
             _, since, _, idle = self._candidates.pop()
-            # much may have become of it since
+            # It may have changed since it was found.
             if isinstance(idle, trio.CancelScope):
                 if idle in self._arriving() and idle not in self.evicted:
                     return idle
@@ -119,7 +120,7 @@ class ConnectionTable:
         return None
 
     def _idle(self, now: float) -> list[_Idle]:
-        """All who may go, the first of them last."""
+        """Returns all connections that may be closed; the last one is to be closed first."""
         found: list[_Idle] = []
         patience = self._server.limits.head_timeout
         for scope in self._arriving():
@@ -135,12 +136,12 @@ class ConnectionTable:
 
 
 def _idle_since(connection: Connection) -> float | None:
-    """Since when it has had no exchange; None where it has one, or may have received one, or ends."""
+    """Returns since when it has had no exchange; None if it has one, may have received one, or ends."""
     busy = connection.exchanges or connection.behind or connection.heavy or connection.wire.over
     return None if busy else connection.wire.idle_since
 
 
 def _address(peer: str) -> str:
-    """That of a peer of TCP, without its port; empty for one that has none of its own."""
+    """Returns the address of a TCP peer, without its port; empty for other peers."""
     address, port = split_port(peer)
     return "" if port is None else address

@@ -1,4 +1,4 @@
-"""Dispatcher: a request's row is run, and whatever goes wrong becomes the one honest ending."""
+"""Dispatcher: runs the row of a request, and turns any failure into the exchange's one ending."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("gateway")
 
 @final
 class Dispatcher:
-    """The work of an exchange's task: it runs the handler that a request asks for, and answers errors."""
+    """Does the work of exchanges, in their tasks, and answers with an error if the work fails."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Dispatcher:
         access: ClientAccess,
         explain: Callable[[Failure], None],
     ) -> None:
-        """`explain` is called with each failure of ours that the log explains."""
+        """`explain` is called with each internal failure that the log explains."""
         self._server, self._router, self._observer, self._access = server, router, observer, access
         self._explain = explain
         self._admission = Admission(server.config.admission)
@@ -43,10 +43,10 @@ class Dispatcher:
         self._refuse_above = limits.memory_refuse * limits.total_bytes // 100
         self._look_above = min(server.plenty, self._refuse_above)
         self.turned_away = 0
-        """Requests that came during the drain and were told to go elsewhere."""
+        """How many requests came during the drain and were refused."""
 
     def work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
-        """The work that the exchange asks for, to be awaited. Its errors are for `blame`."""
+        """Returns the work of the exchange, to be awaited. Exceptions, raised here or by the work, are for `blame`."""
         owner, head = exchange.owner, exchange.request
         if (routed := owner.routed) is None or routed[0] is not head:
             routed = self._route(exchange)
@@ -57,19 +57,18 @@ class Dispatcher:
         if server.draining or server.budget.used > self._look_above:
             self._turn_away(exchange, row)
         exchange.dialect, exchange.words = row.dialect, row.refuse
-        if len(arguments) == 1:  # as most paths have: a call by name costs as much as ten of these
+        if len(arguments) == 1:  # as for most paths: a call with a named argument costs as much as ten of these
             (value,) = arguments.values()
             return handler(exchange, value)
         return handler(exchange, **arguments)
 
     def _route(self, exchange: Exchange) -> tuple[Head, Route, Admittance | None]:
-        """The route of a head that is new here, and the decision on its client: kept for as long as the head repeats
-        itself."""
+        """Finds the route and the access decision of a new head. Its connection keeps them while the head repeats."""
         access = self._access
         try:
             route = self._router.find(exchange)
         except GatewayError:
-            access.look(exchange, None, {})  # a client without permission is not told which paths exist
+            access.look(exchange, None, {})  # a client without access must not learn which paths exist
             raise
         row, _, arguments = route
         try:
@@ -84,7 +83,7 @@ class Dispatcher:
     def _admitted(
         self, exchange: Exchange, routed: tuple[Head, Route, Admittance | None]
     ) -> tuple[Head, Route, Admittance | None]:
-        """The route of a request that may begin, decided anew if the keys have changed; else raises."""
+        """Admits an exchange and returns its route. A decision that was made with other keys is made again."""
         access, entry = self._access, routed[2]
         if entry is not None and entry.keys is not access.keys:
             routed = self._route(exchange)
@@ -98,11 +97,11 @@ class Dispatcher:
         return routed
 
     def _refuse_as(self, exchange: Exchange, row: Row) -> None:
-        """Makes the exchange answer an error that comes before its handler in the words of its row."""
+        """Makes errors before the call of the handler answer in the format of the row."""
         exchange.words = row.refuse or self._router.words_for(exchange)
 
     def _turn_away(self, exchange: Exchange, row: Row) -> None:
-        """Raises what a request is told that is not welcome now, be it for the drain or for the memory in use."""
+        """Raises the error for a request that is refused because of the drain or the memory in use."""
         if row.always:
             return
         budget, account = self._server.budget, exchange.account
@@ -123,7 +122,8 @@ class Dispatcher:
         )
 
     def blame(self, exchange: Exchange, error: Exception) -> GatewayError:
-        """Turns any error of an exchange into the one that its client is told."""
+        """Returns the error for the client. An exception that is not a GatewayError becomes an internal error, with an
+        incident in the log."""
         if isinstance(error, GatewayError):
             return error
         exchange.incident = uuid4().hex[:12]
@@ -133,7 +133,8 @@ class Dispatcher:
         return InternalFailure(told)
 
     def conclude(self, exchange: Exchange, error: GatewayError | None) -> None:
-        """Says what is still to be said: a client that has left or has its whole answer is told nothing."""
+        """Answers with the error, unless the client has left or its whole answer is queued. None: the work ended without an
+        answer."""
         if error is not None:
             log_failure(exchange, error)
             if error.barred:
@@ -143,7 +144,7 @@ class Dispatcher:
         if error is not None and error.refusal is not None:
             self._observer.refused(error.refusal)
         if exchange.words is None and exchange.fail is None:
-            exchange.words = self._router.words_for(exchange)  # it was over before anybody took it
+            exchange.words = self._router.words_for(exchange)  # it ended before its row was known
         if error is not None and error.retryable:
             error.chance = self._server.chance()
         try:

@@ -1,4 +1,4 @@
-"""Drain: the server stops with honesty, and reports what became of every exchange: for people, and for programs."""
+"""Drain: stops the server in order, and reports how each exchange ended."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gateway.telemetry.observer import Observer
 
 log = logging.getLogger("gateway")
 
-# Seconds for an interrupted exchange's last bytes, and for a cancelled model's clean-up, before the server stops.
+# Seconds for an interrupted exchange to send its error, and for a cancelled model to clean up, before the server stops.
 _GRACE = 5.0
-# Seconds before a connection that may still send a request is closed, where another server takes this one's place.
+# Seconds for connections to leave by themselves, if another server takes this one's place.
 _LINGER = 3.0
 _CUT = (Ending.DRAINED, Ending.LOST)
 
@@ -39,7 +39,7 @@ class CutExchange:
     dialect: str
     model: str
     ending: str
-    """`drained` where the client was told so, `transport-lost` where it did not take even that."""
+    """`drained` if the client was told, `transport-lost` if it did not take even that."""
     age: float
     """Seconds from its request to the deadline."""
     bytes_in: int
@@ -49,23 +49,24 @@ class CutExchange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport:
-    """How the exchanges that were live when the drain began have ended."""
+    """The report of a drain: how the exchanges that were live when it began ended."""
 
     live: int
+    """How many exchanges were live."""
     endings: dict[str, int]
     """How many had each ending."""
     seconds: float
     clean: bool
-    """True if all of them ended by themselves before the deadline."""
+    """True if no exchange was live at the deadline."""
     finished: int = 0
-    """How many ended by themselves, whatever their ending."""
+    """How many ended by themselves, with any ending."""
     refused: int = 0
-    """How many requests came during the drain and were told to go elsewhere: they are not among the others."""
+    """How many requests came during the drain and were refused; no other number includes them."""
     cut: tuple[CutExchange, ...] = field(default=())
-    """The rest, the oldest first."""
+    """The exchanges that the drain ended, the oldest first."""
 
     def to_json(self) -> bytes:
-        """One line."""
+        """Returns the report as one line of JSON."""
         return msgspec.json.encode(self)
 
 
@@ -76,17 +77,17 @@ class DrainProgress:
 
     began: float
     deadline: float
-    """When what is live then gets its ending."""
+    """When the exchanges that are still live are ended."""
     live: int
-    """Exchanges that were live when it began."""
+    """How many exchanges were live when the drain began."""
     ended: dict[str, int]
     """How many of them have ended, by their ending."""
     refused: int
-    """Requests that have come since, and were told to go elsewhere."""
+    """How many requests have come since, and were refused."""
 
 
 def progress_of_all(told: Collection[DrainProgress]) -> DrainProgress:
-    """The drains of several servers, at least one, as one: from the first begin to the last deadline."""
+    """Sums up the drains of several servers, at least one: from the first begin to the last deadline."""
     ended = Counter[str]()
     for one in told:
         ended.update(one.ended)
@@ -101,28 +102,28 @@ def progress_of_all(told: Collection[DrainProgress]) -> DrainProgress:
 
 @final
 class Drain:
-    """One drain of one server: readiness off, listeners closed after `drain.delay`, goodbye on every wire, live exchanges
-    finish until `drain.timeout`, the rest get their ending."""
+    """The drain of one server. First readiness turns off. After `drain.delay` the ports close, and every wire tells its
+    client. Live exchanges may finish for `drain.timeout`; the rest are then ended."""
 
     def __init__(self, server: Server, acceptor: Acceptor, dispatcher: Dispatcher, observer: Observer) -> None:
         self._server, self._acceptor, self._dispatcher, self._observer = server, acceptor, dispatcher, observer
         self._timeout, self._patience = server.config.drain.timeout, trio.CancelScope()
         self._wanted, self._reported = trio.Event(), trio.Event()
         self._hurrying = self._gently = False
-        self._live: list[Exchange] = []  # those that were live when it began
+        self._live: list[Exchange] = []  # exchanges that were live when it began
         self._began = self._deadline = 0.0
-        self._since_1970 = 0.0  # seconds since 1970 when Trio's clock was at 0
+        self._since_1970 = 0.0  # seconds from 1970 to the zero of Trio's clock
         self.report: DrainReport | None = None
-        """How each exchange ended, once that is known; None before."""
+        """The report; None until the drain is over."""
 
     @property
     def begun(self) -> bool:
-        """True if `begin` was called."""
+        """True once `begin` or `retire` was called."""
         return self._wanted.is_set()
 
     def begin(self, timeout: float | None = None) -> None:
-        """Asks for it; live exchanges have `timeout` seconds, `drain.timeout` unless given. A later call can only shorten
-        that."""
+        """Asks for the drain. Live exchanges have `timeout` seconds, `drain.timeout` by default. A later call can only
+        shorten that."""
         if timeout is not None:
             self._timeout = min(self._timeout, timeout) if self.begun else timeout
             self._patience.deadline = min(self._patience.deadline, trio.current_time() + timeout)
@@ -130,24 +131,24 @@ class Drain:
         self._wanted.set()
 
     def retire(self) -> None:
-        """Asks for it because another server has taken this one's place: nobody new comes. Requests are answered for a while
-        yet, each as the last of its connection, so that none is refused that was on its way."""
+        """Asks for the drain because another server has taken this one's place, so no new connections come. Requests are
+        still answered for a while, each as the last of its connection, so that none that was on its way is refused."""
         self._gently = not self.begun
         self._wanted.set()
 
     async def wanted(self) -> None:
-        """Returns when it was asked for."""
+        """Returns when the drain was asked for."""
         await self._wanted.wait()
 
     def hurry(self) -> None:
-        """The deadline is now."""
+        """Moves the deadline to now."""
         self._hurrying = True
         self._deadline = min(self._deadline, trio.current_time())
         self._server.bell.ring()
 
     @property
     def progress(self) -> DrainProgress | None:
-        """How far it is; None before it has begun."""
+        """The progress of the drain; None before it has begun."""
         if not self._server.draining:
             return None
         return DrainProgress(
@@ -159,14 +160,14 @@ class Drain:
         )
 
     async def reported(self) -> DrainReport:
-        """Returns the report as soon as there is one."""
+        """Waits for the report and returns it."""
         await self._reported.wait()
         assert self.report is not None
         return self.report
 
     async def run(self, connections: trio.Nursery) -> Callable[[], None]:
-        """Waits until it is asked for, and drains; then the nursery of the connections is cancelled. Returns what makes the
-        report, when every connection is closed and so every exchange has its ending."""
+        """Waits until the drain is asked for, drains, and cancels the nursery of the connections. Returns a function that
+        makes the report: call it when every connection is closed, so that every exchange has its ending."""
         await self._wanted.wait()
         server, acceptor = self._server, self._acceptor
         began, delay = trio.current_time(), server.config.drain.delay
@@ -193,7 +194,7 @@ class Drain:
         for connection in list(server.connections):
             connection.drain_now()
         with trio.move_on_after(_GRACE):
-            while acceptor.busy:  # until all that was to be said is written
+            while acceptor.busy:  # until all errors are written
                 await server.bell.wait()
         connections.cancel_scope.cancel()
 
@@ -207,9 +208,9 @@ class Drain:
         return report
 
     async def _let_go(self) -> None:
-        """Waits until connections have left by themselves, `_LINGER` seconds at most."""
+        """Waits until connections have left by themselves, at most `_LINGER` seconds."""
         for connection in list(self._server.connections):
-            # HTTP/1 says goodbye with its next answer: a request may be on its way
+            # HTTP/1 tells the client with its next answer, because a request may be on its way.
             if isinstance(connection, Connection) and connection.wire.name == "http/2":
                 connection.drain()
         with trio.move_on_after(_LINGER):
@@ -220,8 +221,8 @@ class Drain:
 def report_of(
     live: Collection[Exchange], late: Iterable[Exchange], *, deadline: float, seconds: float, refused: int
 ) -> DrainReport:
-    """The report of a drain that is over: each of `live` has its ending. `late` are those that were live at the `deadline`,
-    on Trio's clock."""
+    """Makes the report of a drain that is over: each of `live` has its ending. `late` are the exchanges that were live at
+    the `deadline`, on Trio's clock."""
     late = set(late)
     cut = sorted((exchange for exchange in live if exchange in late and exchange.ending in _CUT), key=lambda e: e.started_at)
     return DrainReport(

@@ -1,4 +1,4 @@
-"""Lobby: whoever comes when every place is taken is told so, as their wire says it, and keeps nothing."""
+"""Lobby: refuses connections that come when every place is taken, each as its wire does."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from protocols.http2.frames import FRAME_HEAD, PREFACE, Code, Kind
 log = logging.getLogger("gateway")
 
 GUESTS = 64
-"""Those that are waited for at once, at most, until they have said what they ask. Each has a descriptor, which is not one of
-`limits.connections`."""
+"""Connections in the lobby, at most, that wait for a head at once. Each takes a descriptor that `limits.connections` does
+not count."""
 PATIENCE = 1.0
-"""Seconds that each of them has for that, and to read the answer."""
+"""Seconds that each of them has to send its head and read the answer."""
 _HEAD = 16 * 1024  # bytes of a head that are waited for
 _TLS = 22  # RFC 8446 section 5.1: the first byte of a ClientHello's record
 
 
 @final
 class Lobby:
-    """Refuses connections beyond the limit. One of HTTP/1.1 is answered 503 once its head is there, one of HTTP/2 with
-    GOAWAY. A TLS connection is closed at once, as its handshake would cost more than a connection that is served. If
-    too many wait already, the answer does not wait for a head."""
+    """Refuses connections for which there is no place. HTTP/1.1 is answered 503 once a head has arrived, HTTP/2 by GOAWAY.
+    TLS is closed without an answer, because a handshake would cost more than serving a connection that has a place. If the
+    lobby is full, 503 is sent at once, without waiting for a head."""
 
     def __init__(self, most: int = GUESTS, chance: Callable[[], float] = random.random) -> None:
-        """`most` are waited for at once. `chance` gives numbers from 0 to 1: who comes back when."""
+        """`most` connections may wait at once. `chance` returns numbers from 0 to 1, which spread `Retry-After`."""
         self._most, self._chance = most, chance
         self.guests: set[trio.CancelScope] = set()
-        """One for each that is here."""
+        """A scope for each connection in the lobby."""
 
     def refuse(self, nursery: trio.Nursery, transport: Transport, why: str, *, secure: bool = False) -> None:
-        """Takes the connection, whose transport it closes; `why` is for the peer. Waits for nothing: it is said in a task of
-        this nursery."""
+        """Refuses the connection and closes its transport; `why` is for the peer. It does not wait: the answer is sent in a
+        task of this nursery."""
         if secure:
             transport.close()
         elif len(self.guests) >= self._most:
@@ -61,7 +61,7 @@ class Lobby:
                         return
                     await _say(transport, self._answer(received, why))
                     return
-                await _say(transport, self._http1(why), wait=False)  # it has said nothing
+                await _say(transport, self._http1(why), wait=False)  # no head has arrived in time
         except TransportLost:
             pass
         except Exception:
@@ -83,13 +83,13 @@ class Lobby:
         )
 
     def close(self) -> None:
-        """Everybody goes."""
+        """Closes all connections in the lobby."""
         for guest in self.guests:
             guest.cancel()
 
 
 async def _head(transport: Transport) -> bytes | None:
-    """The bytes of the peer up to its head's end, or as many as tell its wire; None if it leaves."""
+    """Receives up to a head's end, or as much as shows HTTP/2 or TLS; None if the peer leaves."""
     received, buffer = b"", memoryview(bytearray(4096))
     while len(received) < _HEAD:
         n = transport.try_receive_into(buffer)
@@ -107,8 +107,8 @@ async def _head(transport: Transport) -> bytes | None:
 
 
 async def _say(transport: Transport, answer: bytes, *, wait: bool = True) -> None:
-    """The answer is short: what a kernel does not take of it at once is for nobody. Then the peer may read it: closing over
-    bytes that nobody has read would take it from it."""
+    """Sends the short answer; bytes that the kernel does not take at once are dropped. Then receives for a while, so that
+    the peer can read the answer: closing over unread bytes would destroy it."""
     if answer:
         transport.try_send([answer])
     transport.send_eof()
@@ -121,7 +121,8 @@ async def _say(transport: Transport, answer: bytes, *, wait: bool = True) -> Non
 
 
 def _http2(why: str) -> bytes:
-    """RFC 9113: SETTINGS, with which a connection begins (section 3.4), and GOAWAY (section 6.8): no request was taken."""
+    """Makes the frames that refuse an HTTP/2 connection (RFC 9113): SETTINGS, with which it begins (section 3.4), and
+    GOAWAY (section 6.8), which says that no request was processed."""
     last_word = bytes(4) + Code.ENHANCE_YOUR_CALM.to_bytes(4, "big") + why.encode()
     return b"".join(
         [FRAME_HEAD.pack(Kind.SETTINGS, 0, 0), FRAME_HEAD.pack(len(last_word) << 8 | Kind.GOAWAY, 0, 0), last_word]

@@ -1,17 +1,17 @@
-"""The route that a client meant whose path nothing answers: found segment by segment, at a cost that no client chooses."""
+"""Finds the route that is most like an unknown path, segment by segment, at a bounded cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 _LEAST = 0.65
-"""How much of a path must be alike, from 0 to 1."""
-_LONGEST = 128  # bytes of a path that is compared
-_CAPTURED = 0.9  # likeness of a segment that matches any: a literal segment that is equal comes before it
+"""The share of a path that must be alike, from 0 to 1."""
+_LONGEST = 128  # bytes of the longest path that is compared
+_CAPTURED = 0.9  # likeness of a segment such as `{name}`: below 1, so that an equal literal segment is preferred
 
 
 def nearest(path: bytes, routes: Iterable[bytes]) -> bytes:
-    """The route that is most like the path; empty if none is like it. A segment such as `{name}` is like any."""
+    """Returns the route that is most like the path; empty if none is like it. A segment such as `{name}` is like any."""
     if len(path) > _LONGEST:
         return b""
     asked = path.rstrip(b"/").split(b"/")[1:]
@@ -27,7 +27,7 @@ def nearest(path: bytes, routes: Iterable[bytes]) -> bytes:
 
 
 def _alike(asked: bytes, segment: bytes) -> float:
-    """The share of two segments that is the same, from their begin and their end."""
+    """Returns the share of two segments that is the same, counted from their begin and their end."""
     if asked == segment:
         return 1.0
     if segment.startswith(b"{"):

@@ -1,4 +1,4 @@
-"""Pages: what a browser's page may ask of the server, by its origin, and what CORS (Fetch section 3.3) tells the browser."""
+"""Pages: decides by origin which requests a browser's page may send, and makes the fields of CORS (Fetch section 3.3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.core.route import WEBSOCKET
 from protocols.events import Head, Headers
 
 SAFE = frozenset((b"GET", b"HEAD", b"OPTIONS"))
-"""Methods that change nothing: a page's answer to them stays unread where its origin is foreign."""
+"""Methods that change nothing. A page of a foreign origin may send them, but its browser does not let it read the answer."""
 
 _UPGRADE = WEBSOCKET.encode()
 _PORTS = {b"http": b"80", b"ws": b"80", b"https": b"443", b"wss": b"443"}
@@ -27,28 +27,30 @@ _NOTHING: Headers = ()
 
 @final
 class Pages:
-    """The rules of one gateway. They look at nothing but a request's head."""
+    """The rules of one gateway for browsers' pages. They use only a request's head."""
 
     def __init__(self, config: Config) -> None:
         access = config.access
         self._any = "*" in access.origins
         self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in access.origins)
         self._hosts = frozenset(name.lower().rstrip(".").encode() for name in access.hosts)
-        # on a local port only this machine can connect, but a page can too if its name resolves to it (DNS rebinding)
+        # Only this machine can connect to these ports. A page of any site can then, if its name resolves to this machine
+        # (DNS rebinding).
         self._alone = bool(open_ports(config)) and is_local(config.listen.host)
         self.told = (_VARY,) if access.origins else _NOTHING
-        """The fields of an answer to a client that is no page: a page's answer may differ (`vary`)."""
+        """Fields of an answer to other clients than pages: `vary: origin` if answers to pages differ."""
 
-    # -- how the server is called ------------------------------------------------------------------------------------
+    # -- names of the server -----------------------------------------------------------------------------------------
 
     def is_called(self, head: Head) -> bool:
-        """True if a request calls the server by a name of `access.hosts`, or that is empty."""
+        """True if the request's host is in `access.hosts`, or that is empty."""
         return not self._hosts or _host_of(head.authority) in self._hosts
 
     # -- origins -----------------------------------------------------------------------------------------------------
 
     def may_ask(self, exchange: Exchange) -> bool:
-        """True if a page may ask for this. It may look from anywhere; all else, and a WebSocket, depends on its origin."""
+        """True if a page may send the request. Any page may use a safe method; for others, and for a WebSocket, its origin
+        must be allowed."""
         head = exchange.request
         if head.method in SAFE and head.upgrade != _UPGRADE:
             return True
@@ -59,10 +61,10 @@ class Pages:
 
     def _allows(self, origin: bytes) -> bool:
         origin = origin.lower()
-        return origin in self._origins or (self._any and b"://" in origin)  # `null` names no origin
+        return origin in self._origins or (self._any and b"://" in origin)  # `null` names no site
 
     def _is_own(self, head: Head) -> bool:
-        """True if the host of the request can be this server's, and not a foreign name that resolves to its address."""
+        """True if the request's host can be this server, and not a foreign name that resolves to its address."""
         if not self._alone:
             return True
         host = _host_of(head.authority)
@@ -71,7 +73,7 @@ class Pages:
     # -- CORS --------------------------------------------------------------------------------------------------------
 
     def fields(self, exchange: Exchange, allow: str | None) -> Headers:
-        """The CORS fields of the answer to a page. `allow` are the methods of its path, where it asks for those."""
+        """Returns the fields to add to the answer to a page. `allow` are the methods of the path, for an OPTIONS request."""
         if not self.told:
             return _NOTHING
         origins = exchange.header_values(b"origin")
@@ -89,25 +91,25 @@ class Pages:
 
 
 def is_from_page(exchange: Exchange) -> bool:
-    """True if a browser has sent it for a page. An address that people type comes from no page."""
+    """True if a browser sent the request for a page; an address that a user types in is not from a page."""
     fields = exchange.fields
     return b"origin" in fields or fields.get(b"sec-fetch-site", b"none") != b"none"
 
 
 def is_preflight(exchange: Exchange) -> bool:
-    """True if a browser asks for a page's permissions: it sends no credentials then, even if the page has some."""
+    """True if the request is a browser's CORS preflight, which never has credentials."""
     fields = exchange.fields
     return exchange.request.method == b"OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields
 
 
 def is_json(exchange: Exchange) -> bool:
-    """True if its content type is one that no page sends to another site without asking first."""
+    """True if the content type is `application/json`, which a page sends to another site only after a preflight."""
     content_type = exchange.header(b"content-type") or b""
     return content_type.partition(b";")[0].strip(b" \t").lower() == b"application/json"
 
 
 def _is_same(origin: bytes, authority: bytes) -> bool:
-    """True if an origin has the host and the port of an authority, whose default port is that of the scheme."""
+    """True if the origin has the host and port of the authority. The default port is that of the origin's scheme."""
     scheme, found, rest = origin.lower().partition(b"://")
     usual = _PORTS.get(scheme, b"")
     theirs, ours = _AUTHORITY.fullmatch(rest), _AUTHORITY.fullmatch(authority.lower())

@@ -1,4 +1,4 @@
-"""The ports of a configuration: opened, and where each of them is."""
+"""Opens the ports of a configuration, and tells their numbers and addresses."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 from gateway.config import Config
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 
-_BESIDE = ("listen.bidi_port", "listen.grpc_port")  # ports beside the first
+_BESIDE = ("listen.bidi_port", "listen.grpc_port")  # additional ports
 
 
 @final
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The ports of a server; 0: none. With several sockets passed by systemd, the first one's."""
+    """The ports on which a server listens; 0: none. If systemd has passed several sockets, the port of the first."""
 
     port: int = 0
     tls_port: int = 0
     bidi_port: int = 0
     grpc_port: int = 0
     addresses: tuple[str, ...] = ()
-    """All of it, as URLs."""
+    """The URLs of all listeners."""
 
 
 def open_ports(config: Config) -> tuple[list[Listener], Ports]:
-    """Opens what `listen` says. CannotListen where one of them cannot be; then none is open."""
+    """Opens the ports of the `listen` settings. Raises CannotListen if one cannot be opened; none then stays open."""
     listen, secure = config.listen, bool(config.tls.cert or config.tls.dev)
     ports = [
         Port(number=listen.port, setting="listen.port or --port"),

@@ -1,4 +1,4 @@
-"""Router: the row that a request asks for, of those it has: exact paths first, then the few patterns; 404, 405, OPTIONS."""
+"""Router: finds the row of a request, by exact path first, then by pattern; answers 404, 405 and OPTIONS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.errors import (
 )
 from gateway.serving.nearest import nearest
 
-# Clients ask for few paths again and again; what was found for them is kept, so many paths of so many bytes.
+# Clients ask for few paths again and again: results are kept for at most so many paths of at most so many bytes.
 _REMEMBERED, _REMEMBERED_LENGTH = 1024, 256
 _UPGRADE = WEBSOCKET.encode()
 
@@ -34,23 +34,23 @@ class _Path:
     methods: dict[bytes, Row]
     pattern: re.Pattern[bytes] | None = None
     path: str = ""
-    """As it was added."""
+    """The path of its rows, as it was added."""
 
 
 @final
 class Router:
-    """Finds the row of a request among those it has been given. Paths are matched as sent, before percent decoding; what a
-    pattern captures is decoded for its handler. Every path answers OPTIONS."""
+    """Finds the row of a request among its rows. Paths are matched as sent, before percent decoding; what a pattern
+    captures is decoded for its handler. Every path answers OPTIONS."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        """ConfigError where two rows have one method and path."""
+        """Raises ConfigError if two rows have the same method and path."""
         self.rows: list[Row] = []
-        """All of them, as they were added."""
+        """All rows, in the order they were added."""
         self._exact: dict[bytes, _Path] = {}
         self._patterns: list[_Path] = []
         self._found: dict[bytes, tuple[_Path, dict[str, Any]]] = {}
         self._any_upgrade: Row | None = None
-        self._server = _Path({})  # the path of OPTIONS *
+        self._server = _Path({})  # the path of `OPTIONS *`, which asks about the whole server
         self._exact[b"*"] = self._server
         self._under: dict[bytes, Refuse] = {}
         self._kinds: list[CallKind] = []
@@ -59,7 +59,7 @@ class Router:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """One more; ConfigError where its method and path are another's."""
+        """Adds a row. Raises ConfigError if another row has its method and path."""
         upgrades_anywhere = row.method == WEBSOCKET and row.path == "*"
         methods = {} if upgrades_anywhere else self._path(row.path).methods
         if row.method.encode() in methods or (upgrades_anywhere and self._any_upgrade is not None):
@@ -77,7 +77,7 @@ class Router:
             self._kinds.append(row.kind)
 
     def words_for(self, exchange: Exchange) -> Refuse | None:
-        """How a request is refused that nobody has taken: by its kind, or else by its path."""
+        """Returns the refusal format for a request without a row: by its kind, or else by its path; None: the plain one."""
         kind = self._kind_of(exchange)
         return self.refuse_under(exchange.path) if kind is None else kind.refuse
 
@@ -88,7 +88,7 @@ class Router:
         return next((kind for kind in self._kinds if kind.is_of(content_type)), None)
 
     def refuse_under(self, path: bytes) -> Refuse | None:
-        """How the API refuses to which a path belongs, whether anything is answered there or not."""
+        """Returns the refusal format of the API to which a path belongs, even if no row has that path; None if none."""
         return next((refuse for prefix, refuse in self._under.items() if _is_under(path, prefix)), None)
 
     def _path(self, path: str) -> _Path:
@@ -102,8 +102,8 @@ class Router:
         return self._patterns[-1]
 
     def find(self, exchange: Exchange) -> Route:
-        """Finds the row that answers. NoSuchPath, BadRequest, MethodNotAllowed or UpgradeRequired, in the words of the
-        clients of this path."""
+        """Returns the route of a request. Raises NoSuchPath, BadRequest, MethodNotAllowed, UnsupportedType or
+        UpgradeRequired, and sets the exchange's format for errors to that of the path."""
         kind = self._kind_of(exchange)
         if kind is not None and not exchange.wire.windowed:
             raise UpgradeRequired(
@@ -122,7 +122,7 @@ class Router:
         return route
 
     def _find_of(self, kind: CallKind, exchange: Exchange) -> Route:
-        """The row of a call of that kind."""
+        """Returns the route of a call of that kind."""
         path = exchange.path
         known = self._exact.get(path)
         rows = {} if known is None else known.methods
@@ -153,19 +153,19 @@ class Router:
         if _UPGRADE in known.methods and len(known.methods) == 1:
             raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
         for row in known.methods.values():
-            if row.refuse is not None and row.refuses_method and row.kind is None:  # its words are for its kind of calls
+            if row.refuse is not None and row.refuses_method and row.kind is None:  # a kind's format is for its calls only
                 exchange.words = row.refuse
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
 
     def path_of(self, exchange: Exchange) -> str:
-        """The path of a request as it was added, with `{name}` for what differs; `/*` where any is upgraded, empty where
-        nothing is answered."""
+        """Returns the path of a request's row as it was added, for example with `{name}`; `/*` for an upgrade that the `*`
+        row takes, empty if no row has the path."""
         if exchange.request.upgrade == _UPGRADE and self._any_upgrade is not None and not self._upgrades(exchange.path):
             return "/*"
         return self.path_at(exchange.path)
 
     def path_at(self, path: bytes) -> str:
-        """The path that answers what is sent as `path`; empty where nothing is answered."""
+        """Returns the path, as it was added, that matches `path`; empty if none does."""
         try:
             return self._match(path)[0].path
         except NoSuchPath:
@@ -176,7 +176,7 @@ class Router:
         for known in (asked,) if asked is not self._server else (*self._exact.values(), *self._patterns):
             methods |= known.methods.keys() - {_UPGRADE}
             if known.methods.keys() == {_UPGRADE}:
-                methods.add(b"GET")  # which every handshake is (RFC 6455 section 4.1)
+                methods.add(b"GET")  # the method of every handshake (RFC 6455 section 4.1)
         return ", ".join(sorted(method.decode() for method in methods))
 
     def _upgrades(self, path: bytes) -> bool:
@@ -207,8 +207,7 @@ class Router:
         raise NoSuchPath(f"no such path: {path.decode('latin-1')[:100]}{self._there(path)}")
 
     def _there(self, path: bytes) -> str:
-        """Names what is answered beside a path that is not, where one API has all of them; else the route that it is nearest
-        to, or the path that says more."""
+        """Makes the hint for an unknown path: all routes of its API, or else the nearest route, or else `GET /`."""
         prefix = next((prefix for prefix in self._under if _is_under(path, prefix)), None)
         if prefix is None:
             if near := self._nearest(path):
@@ -219,7 +218,7 @@ class Router:
         return f"; there are: {', '.join(there)}"
 
     def _nearest(self, path: bytes) -> str:
-        """The route whose path is nearest to one that nothing answers; empty where none is near."""
+        """Returns the route whose path is nearest to an unknown one; empty if none is near."""
         if not self._routes:
             for row in self.rows:
                 if row.kind is None and row.path.startswith("/") and row.path != "/":
@@ -233,5 +232,5 @@ def _is_under(path: bytes, prefix: bytes) -> bool:
 
 
 async def _options(exchange: Exchange, allow: str) -> None:
-    """Answers with the methods of this path (RFC 9110 section 9.3.7)."""
+    """Answers OPTIONS with the methods of a path (RFC 9110 section 9.3.7)."""
     exchange.outbound.respond(204, [(b"allow", allow.encode())])

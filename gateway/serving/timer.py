@@ -1,4 +1,4 @@
-"""CoarseTimer: the one timer of a gateway, which looks at everybody's stamps once a second."""
+"""CoarseTimer: the one timer of a gateway, which checks all time stamps once a second."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ log = logging.getLogger("gateway")
 
 _TICK = 1.0
 LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Bounds, in seconds, of how late the event loop comes to its timer."""
+"""Histogram bounds, in seconds, for how late the event loop comes to its timer."""
 
 
 @final
 class CoarseTimer:
-    """Once a second: connections and workers look at their stamps, the Date is told, memory that runs out is shed, and idle
-    memory goes. A thread beside it notices what keeps the loop (`limits.loop_block`)."""
+    """Runs once a second: connections and workers check their time stamps, the Date field is set, an exchange is ended if
+    memory runs out, and idle memory is given back. A thread reports steps that block the loop (`limits.loop_block`)."""
 
     def __init__(self, server: Server, observer: Observer, supervisor: Supervisor, wall_clock: Callable[[], float]) -> None:
-        """`wall_clock` gives the seconds since 1970 that the Date of answers is made of."""
+        """`wall_clock` returns the seconds since 1970, for the Date field of answers."""
         self._server, self._observer, self._supervisor = server, observer, supervisor
         self._wall_clock = wall_clock
         self.lag = Histogram(LAGS)
-        """How late the loop came to it."""
+        """Seconds by which the loop came late to the timer."""
         self.blocks = Blocks()
-        """Steps that kept the event loop from everything else."""
+        """Steps that blocked the event loop."""
         self.looked: list[Callable[[float], None]] = []
-        """Each is called once a second, with the time on Trio's clock."""
+        """Functions that are called once a second, with the time on Trio's clock."""
         self.beside: list[Callable[[], Awaitable[None]]] = []
-        """Each is awaited once a second, in a task of its own; not while the last ones go on."""
+        """Functions that are awaited once a second, one after the other in another task, unless the last round goes on."""
         self._looking = False
         self._files: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
         self._reading = False
 
     def watch(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
-        """Looks at a file once a second, from now on: `reload`, which raises nothing, is awaited where it has changed."""
+        """Checks a file once a second from now on. If it has changed, `reload` is awaited, which should raise nothing."""
         self._files.append((file, reload))
 
     async def run(self) -> None:
@@ -63,7 +63,7 @@ class CoarseTimer:
 
     async def _watched(self) -> None:
         limit = self._server.limits.loop_block
-        if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a clock of tests, which time does not move
+        if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a test's clock does not follow real time
             await self._tick_by(self._sleep_until)
         watch = LoopWatch(limit, self._whose, self.blocks, self.lag.observe)
         with watch.watching():
@@ -75,7 +75,7 @@ class CoarseTimer:
         self.lag.observe(trio.current_time() - due)
 
     async def _tick_by(self, sleep_until: Callable[[float], Awaitable[None]]) -> NoReturn:
-        """`sleep_until` is what it sleeps by."""
+        """Ticks for ever, and sleeps between ticks by `sleep_until`."""
         while True:
             due = trio.current_time() + _TICK
             await sleep_until(due)
@@ -100,8 +100,8 @@ class CoarseTimer:
                 self._nursery.start_soon(self._look_beside)
 
     async def _look_at_exchanges(self, now: float, sleep_until: Callable[[float], Awaitable[None]]) -> None:
-        """Thousands may have lasted too long at once, and each takes time and memory until it has its ending: after a turn
-        of those the others have theirs."""
+        """Checks the time stamps of all exchanges. Thousands may be too late at once, and ending each takes time and memory,
+        so other tasks run after each turn of this."""
         waiting, until = list(self._observer.live), now + TURN_SECONDS
         while waiting:
             exchange = waiting.pop()
@@ -110,7 +110,7 @@ class CoarseTimer:
                     exchange.check_stamps(now)
                 except Exception as e:
                     exchange.owner.failed(e)
-            del exchange  # which may be over before those behind it are looked at
+            del exchange  # it may end before the rest are checked, and must not be kept until then
             if trio.current_time() > until:
                 await sleep_until(trio.current_time() + TURN_SECONDS)
                 until = trio.current_time() + TURN_SECONDS
@@ -120,13 +120,13 @@ class CoarseTimer:
             for look in self.beside:
                 try:
                     await look()
-                except Exception:  # a bug here must not end the server
+                except Exception:  # a bug of the gateway must not end the server
                     log.exception("a look at the server failed")
         finally:
             self._looking = False
 
     async def read_changed(self) -> None:
-        """Reads the files again that have changed."""
+        """Reads changed files again."""
         self._reading = True
         try:
             for file, reload in self._files:
@@ -144,11 +144,11 @@ class CoarseTimer:
         yield from (worker.log_limits for worker in self._supervisor.workers.values())
 
     def tell_date(self) -> None:
-        """Sets the Date of answers from now on."""
+        """Sets the Date field of answers to the current time."""
         self._server.date.tell(formatdate(self._wall_clock(), usegmt=True).encode())
 
     def _shed(self) -> None:
-        """Memory runs out: of the party that holds most, the exchange that does makes room for the others."""
+        """If memory runs out, interrupts an exchange: of the party that holds most, the one that holds most."""
         budget, live = self._server.budget, self._observer.live
         if budget.used * 100 > self._server.limits.memory_reset * budget.limit and live:
             largest = max(live, key=lambda exchange: (exchange.account.held, exchange.held_with_wire))
@@ -156,8 +156,8 @@ class CoarseTimer:
             largest.interrupt(Overloaded(said, refusal=Refusal.SHED))
 
     def _whose(self, task: trio.lowlevel.Task) -> tuple[str, str]:
-        """The model that a task works for, in a call, in its load or beside it, and the exchange's id. Called by the thread
-        that watches the loop."""
+        """Returns the model that a task works for, in a call, in its load or beside it, and the exchange's id. Called by the
+        thread that watches the loop."""
         above: trio.lowlevel.Task | None = task
         workers = {worker.task: name for name, worker in list(self._supervisor.workers.items())}
         while above is not None:
