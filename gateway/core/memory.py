@@ -157,6 +157,7 @@ def share_is_held(account: MemoryAccount, n: int = 0) -> Overloaded:
     wanted = f"no memory for {n} bytes: " if n else ""
     return Overloaded(
         f"{wanted}{account.used} of {account.limit} bytes are in use (limits.total_bytes), {account.held} of them for this "
-        "client: while more than half are in use, nobody gets more who holds limits.party_share percent; try again later",
+        "client: while more than half are in use, a client that holds limits.party_share percent gets no more; "
+        "try again later",
         refusal=Refusal.PARTY_SHARE,
     )

@@ -175,7 +175,7 @@ class Acceptor:
             nursery.start_soon(self._serve_accepted, below, tls)
         else:
             self._server.connection_ended(Closing.REFUSED)
-            self._server.log_limits.write(log, "no connection came about", {"peer": below.peer, "reason": why})
+            self._server.log_limits.write(log, "connection not established", {"peer": below.peer, "reason": why})
             self.lobby.refuse(nursery, below, why, secure=tls is not None)
 
     async def _serve_accepted(self, below: Watchable, tls: ssl.SSLContext | None) -> None:
@@ -281,7 +281,7 @@ class Acceptor:
             level = logging.DEBUG if e.left else logging.INFO
             if log.isEnabledFor(level):
                 facts = {"peer": transport.peer, "reason": str(e)}
-                self._server.log_limits.write(log, "no connection came about", facts, level)
+                self._server.log_limits.write(log, "connection not established", facts, level)
         return None
 
 

@@ -45,7 +45,7 @@ _REASONS = (
 )  # fmt: skip
 
 _MISSING = "this server needs a key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
-_WRONG = "the key is not known, or it is over"
+_WRONG = "the key is unknown or has expired"
 
 
 @final
@@ -128,7 +128,7 @@ class ClientAccess:
         if row is None or row.needs is not Needs.CONTROL or exchange.request.method in SAFE:
             return
         if not is_json(exchange):
-            said = "a page manages models with content-type: application/json alone, which browsers ask about before"
+            said = "a page must send content-type: application/json to manage models, so that its browser asks first"
             raise self._refused(exchange, "content-type", UnsupportedType(said))
 
     def _key_of(self, exchange: Exchange, row: Row | None) -> Key | None:
@@ -155,7 +155,7 @@ class ClientAccess:
             return
         if row.needs is Needs.CONTROL and key.scope is not Scope.CONTROL:
             raise self._refused(
-                exchange, "scope", NotPermitted("this key may call models and not manage them (scope=control)")
+                exchange, "scope", NotPermitted("this key may call models but not manage them: that needs scope=control")
             )
         name = arguments.get("name")
         if name is not None and not key.reaches(name):
@@ -200,7 +200,7 @@ class ClientAccess:
         quota = party.quota
         assert quota is not None, "each key's party has one"
         if 0 < quota.at_once <= quota.running:
-            said = f"{quota.running} exchanges of key {party.name!r} run, as many as may (in_flight={quota.at_once})"
+            said = f"{quota.running} exchanges of key {party.name!r} run, its limit (in_flight={quota.at_once})"
             raise self._refused(exchange, "in-flight", TooManyRequests(said, refusal=Refusal.IN_FLIGHT))
         if quota.rate and (wait := quota.wait(self._server.clock())):
             said = f"key {party.name!r} may begin {quota.rate:g} exchanges a second (rate={quota.rate:g})"
@@ -243,7 +243,7 @@ class ClientAccess:
             short = len(data) < _SHORT or len(data) > LARGEST
             keys = read_keys(data) if short else await in_thread(partial(read_keys, data), expected=(KeyFileError,))
         except (OSError, KeyFileError) as e:
-            log.error("keys cannot be read: those read last hold", extra={"file": file.path, "reason": _why(e)})
+            log.error("keys cannot be read: the keys read last stay valid", extra={"file": file.path, "reason": _why(e)})
             return
         self._take(keys.without_those_over(self._wall_clock()), self._server.clock())
         log.info("keys were read again", extra={"file": file.path, "keys": len(keys)})
@@ -274,9 +274,9 @@ class ClientAccess:
 
     def _tell_mode(self, file: WatchedFile) -> None:
         if file.read_by_others:
-            log.warning("the file of keys can be read by others", extra={"file": file.path, "setting": "access.keys_file"})
+            log.warning("the key file is readable by other users", extra={"file": file.path, "setting": "access.keys_file"})
         if not len(self.keys):
-            log.warning("no key opens: the file has none", extra={"file": file.path, "setting": "access.keys_file"})
+            log.warning("the key file has no valid key", extra={"file": file.path, "setting": "access.keys_file"})
 
 
 def read_key_file(config: AccessConfig, file: WatchedFile | None = None) -> KeySet:

@@ -48,7 +48,7 @@ class Admission:
             value = fields[self._priority]
             if not _PRIORITY.fullmatch(value):
                 raise BadRequest(
-                    f"{self._priority.decode()} must be a whole number, 1 for what is first, not {_shown(value)}"
+                    f"{self._priority.decode()} must be a whole number (1 is the highest priority), not {_shown(value)}"
                 )
             priority = int(value)
         seconds, name = min(allowed, default=(None, b""))

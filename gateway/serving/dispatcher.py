@@ -150,5 +150,5 @@ class Dispatcher:
         try:
             exchange.answer_error(error or InternalFailure("the exchange ended without an answer"))
         except Exception:
-            log.exception("an error could not be said", extra={"id": exchange.id})
+            log.exception("an error could not be sent", extra={"id": exchange.id})
             exchange.outbound.abort(Ending.MODEL_ERROR)

@@ -63,7 +63,7 @@ class Router:
         upgrades_anywhere = row.method == WEBSOCKET and row.path == "*"
         methods = {} if upgrades_anywhere else self._path(row.path).methods
         if row.method.encode() in methods or (upgrades_anywhere and self._any_upgrade is not None):
-            raise ConfigError(f"two routes answer {row.method} {row.path}: there can be one")
+            raise ConfigError(f"two routes answer {row.method} {row.path}: only one may")
         self.rows.append(row)
         if upgrades_anywhere:
             self._any_upgrade = row
@@ -107,7 +107,7 @@ class Router:
         kind = self._kind_of(exchange)
         if kind is not None and not exchange.wire.windowed:
             raise UpgradeRequired(
-                f"{kind.name} needs HTTP/2 on a port of this server's own, and came by {exchange.wire.name}"
+                f"{kind.name} needs HTTP/2 on a port of the gateway itself; this call came by {exchange.wire.name}"
             )
         try:
             if kind is not None:
@@ -145,7 +145,7 @@ class Router:
         if row is not None:
             return row, row.handler, captured
         if method == _UPGRADE:
-            raise BadRequest("this path is no WebSocket")
+            raise BadRequest("this path is not a WebSocket")
         allow = self._allow(known)
         if method == b"OPTIONS":
             row = Row("OPTIONS", known.path, _options)

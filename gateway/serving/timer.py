@@ -121,7 +121,7 @@ class CoarseTimer:
                 try:
                     await look()
                 except Exception:  # a bug of the gateway must not end the server
-                    log.exception("a look at the server failed")
+                    log.exception("a periodic check failed")
         finally:
             self._looking = False
 
@@ -134,7 +134,7 @@ class CoarseTimer:
                     try:
                         await reload()
                     except Exception:  # no content of a file may end the server
-                        log.exception("a file cannot be read again", extra={"file": file.path})
+                        log.exception("a file cannot be reloaded", extra={"file": file.path})
         finally:
             self._reading = False
 

@@ -336,7 +336,7 @@ class ASGICall:
             try:
                 self._tell({"type": "websocket.send", "text": data.decode()}, data)
             except UnicodeDecodeError:
-                self._tell({"type": "websocket.close", "code": 1007, "reason": "a text part that is no UTF-8"})
+                self._tell({"type": "websocket.close", "code": 1007, "reason": "a text part that is not UTF-8"})
         else:
             self._tell({"type": "websocket.send", "bytes": data}, data)
 

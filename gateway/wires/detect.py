@@ -43,10 +43,10 @@ async def sniff(
                 raise TransportLost("the peer left before its first request", left=True)
             received += bytes(buffer[:n])
         if received[0] == _TLS_HANDSHAKE:
-            raise TransportLost("TLS was spoken to a port in clear")
+            raise TransportLost("the client spoke TLS on a port without TLS")
         if not _PREFACE.startswith(received[: len(_PREFACE)]):
             if received.startswith((SIGNATURE_1, SIGNATURE_2)):
-                said = "a PROXY header is read from listen.trusted_proxies alone"
+                said = "PROXY header refused: the peer is not in listen.trusted_proxies"
                 log_limits.write(log, said, {"peer": transport.peer, "setting": "listen.trusted_proxies"})
             return lambda connection: HTTP1Wire(connection, scheme=scheme), received
         if len(received) >= len(_PREFACE):

@@ -316,7 +316,7 @@ SAID: dict[str, Callable[[], Awaitable[str]]] = {
     "each (models.chat.party_share); try again later": share_is_held,
     "no memory for ... bytes: ... of ... bytes are in use (limits.total_bytes); try again later": memory_is_full,
     "no memory for ... bytes: ... of ... bytes are in use (limits.total_bytes), ... of them for this client: while more than half "
-    "are in use, nobody gets more who holds limits.party_share percent; try again later": lambda: memory_is_full(12),
+    "are in use, a client that holds limits.party_share percent gets no more; try again later": lambda: memory_is_full(12),
     "model 'chat' is loading; try again": model_is_loading,
     "model 'chat' is restarting; try again": model_is_restarting,
     "model 'chat' is unavailable: it crashed too often; the log says why": model_was_given_up,

@@ -63,7 +63,7 @@ async def door_is_closed(wire: str, file: str) -> int:
                 continue
             missing = said(row, answered, NO_KEY)
             assert missing == "this server needs a key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
-            assert said(row, wrong, WRONG_KEY) == "the key is not known, or it is over"
+            assert said(row, wrong, WRONG_KEY) == "the key is unknown or has expired"
             if answered[0] == 401:
                 assert answered[1][b"www-authenticate"] == b'Bearer realm="everywire"'
         assert gateway.budget.used == 0
@@ -123,7 +123,7 @@ async def test_a_key_that_may_call_models_manages_none(wire: str, tmp_path: Path
         managing = [row for row in ROWS if row.needs is Needs.CONTROL and asks(wire, row)]
         for row in managing:
             text = said(row, await ask(row.method, path_of(row), BEARER), NOT_IN_SCOPE)
-            assert text == "this key may call models and not manage them (scope=control)"
+            assert text == "this key may call models but not manage them: that needs scope=control"
         assert gateway.access.refusals["scope"] == len(managing)
     paths = {row.path for row in managing}
     for part in ("load", "unload", "/v2/logging", "sharedmemory", "/v2/repository/index", "/models"):

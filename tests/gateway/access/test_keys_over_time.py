@@ -103,7 +103,7 @@ async def test_a_file_that_is_spoiled_leaves_the_keys_that_there_were_and_the_lo
         await trio.sleep(5)
         assert await status(peer, 2) == 200
         errors = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert [record.message for record in errors] == ["keys cannot be read: those read last hold"]
+        assert [record.message for record in errors] == ["keys cannot be read: the keys read last stay valid"]
         keys_of(tmp_path, alice(key=OTHER))
         await trio.sleep(1.5)
         assert await status(peer, 3) == 401
@@ -118,7 +118,7 @@ async def test_an_empty_file_locks_everybody_out_and_the_log_says_so(
         spoil(file, b"# nobody\n")
         await trio.sleep(1.5)
         assert await status(memory.http1(), 1) == 401
-    assert "no key opens: the file has none" in {record.message for record in caplog.records}
+    assert "the key file has no valid key" in {record.message for record in caplog.records}
 
 
 async def hold(session: Session[Prompt, Token]) -> None:
@@ -166,11 +166,11 @@ async def test_what_a_key_has_begun_goes_on_for_the_grace_and_then_ends_in_its_o
             while not isinstance(event := await peers[0].next_event(), End):
                 if isinstance(event, Data):
                     said += b"".join(bytes(piece) for piece in event.buffers)
-            assert b"the key is not known, or it is over" in said
+            assert b"the key is unknown or has expired" in said
             closed = await socket.next_event()
             while not isinstance(closed, Close):
                 closed = await socket.next_event()
-            assert (closed.code, closed.reason) == (1008, "the key is not known, or it is over")
+            assert (closed.code, closed.reason) == (1008, "the key is unknown or has expired")
             for peer in (*peers, socket):
                 peer.close()
             await trio.testing.wait_all_tasks_blocked()
@@ -250,7 +250,7 @@ def test_a_file_that_others_may_read_is_told(tmp_path: Path, caplog: Any) -> Non
     assert caplog.records == []
     os.chmod(file, 0o644)
     Gateway(config(file), models())
-    assert [record.message for record in caplog.records] == ["the file of keys can be read by others"]
+    assert [record.message for record in caplog.records] == ["the key file is readable by other users"]
 
 
 async def test_what_gives_no_credentials_to_models_gives_none_that_has_opened_the_door(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ async def refused(gateway: Gateway, context: ssl.SSLContext) -> bool:
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [vars(r)["reason"] for r in caplog.records if r.getMessage() == "no connection came about"]
+    return [vars(r)["reason"] for r in caplog.records if r.getMessage() == "connection not established"]
 
 
 async def test_a_client_is_known_to_the_model_by_the_certificate_that_it_shows(

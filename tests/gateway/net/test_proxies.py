@@ -108,7 +108,7 @@ class Calls:
         return [record.__dict__["peer"] for record in self._records if record.message == "exchange"]
 
     def reasons(self) -> list[tuple[str, str, str]]:
-        said = [record for record in self._records if record.message == "no connection came about"]
+        said = [record for record in self._records if record.message == "connection not established"]
         return [(record.levelname, record.__dict__["peer"], record.__dict__["reason"]) for record in said]
 
 
@@ -278,7 +278,7 @@ async def test_who_is_not_listed_is_no_proxy(header: bytes, autojump_clock: Any,
         transport = calls.connect("192.0.2.9:1")
         await send(transport, header + GET + b"\r\n")
         assert (await everything(transport)).startswith(b"HTTP/1.1 400 ")
-        (said,) = [record for record in caplog.records if record.message.startswith("a PROXY header is read from")]
+        (said,) = [record for record in caplog.records if record.message.startswith("PROXY header refused")]
         assert (said.__dict__["peer"], said.__dict__["setting"]) == ("192.0.2.9:1", "listen.trusted_proxies")
         assert not [record for record in caplog.records if CLIENT in str(record.__dict__)]
 
