@@ -149,6 +149,8 @@ class Owner(Protocol):
     Only the dispatcher uses it."""
     strangers: int
     """How many of its requests were refused because they had no valid key."""
+    by_operator: bool
+    """True if its requests come by the operator plane, which has checked the client: no key or signature is asked for."""
 
     @property
     def door(self) -> Door:

@@ -96,7 +96,7 @@ class Tokens:
             self._read(self.file)
         except (OSError, ValueError) as e:
             # a file that is half written, or just being replaced, must not lock the operator out
-            log.error(f"{self._section} tokens cannot be read: those read last hold", extra={"reason": _why(e)})
+            log.error(f"{self._section} tokens cannot be read: the tokens read last stay valid", extra={"reason": _why(e)})
         else:
             log.info(f"{self._section} tokens were read again", extra={"tokens": len(self._filed)})
 

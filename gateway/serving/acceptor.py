@@ -235,9 +235,9 @@ class Acceptor:
             except Exception:
                 log.exception("connection failed", extra={"peer": transport.peer})
 
-    async def serve_call(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_call(self, scope: Scope, receive: Receive, send: Send, *, by_operator: bool = False) -> None:
         """Serves one call that an ASGI server has accepted; if the gateway does not run, answers 503."""
-        call = ASGICall(self._server, scope)
+        call = ASGICall(self._server, scope, by_operator=by_operator)
         if self.nursery is None:
             await refuse_asgi(scope, send, spread_over(1, self._server.chance()))
             return

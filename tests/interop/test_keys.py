@@ -145,7 +145,7 @@ def test_text_generation_has_headers(keyed: Server, needs: Callable[[str, str], 
     client = tgi.Client(f"{keyed.url}/predictions/lm", headers={"authorization": f"Bearer {KEY}"}, timeout=PATIENCE)
     assert len(list(client.generate_stream("Return the", max_new_tokens=3))) == 3
     wrong = tgi.Client(f"{keyed.url}/predictions/lm", headers={"x-api-key": WRONG}, timeout=PATIENCE)
-    with pytest.raises(Exception, match="the key is not known"):
+    with pytest.raises(Exception, match="the key is unknown"):
         wrong.generate("Return the", max_new_tokens=3)
 
 
