@@ -72,7 +72,7 @@ STRIDES = {
     "process-websocket": 59, "process-rude": 61, "process-rolling": 11,
 }  # fmt: skip
 """Strides: a test here takes each n-th step of its scenario. The targets of a scenario start at different steps, and so
-cover them together. By default, `pytest` takes one in four of those, with the first readiness. `python -m
+cover them together. By default, `pytest` takes one in six of those, with the first readiness. `python -m
 tests.gateway.sweep` takes every step of everything."""
 AT_ONCE = {("inline", "leader")}
 """Pairs in which the victim's exchange ends in the step that began it, and so is never found live."""
@@ -112,20 +112,20 @@ def every_one(first: int, stride: int) -> Iterable[int]:
     return count(first, stride)
 
 
-def one_in_four(first: int, stride: int) -> Iterable[int]:
-    return count(first, 4 * stride)
+def one_in_six(first: int, stride: int) -> Iterable[int]:
+    return count(first, 6 * stride)
 
 
-def three_in_four(first: int, stride: int) -> Iterable[int]:
-    return (step for at, step in enumerate(count(first, stride)) if at % 4)
+def five_in_six(first: int, stride: int) -> Iterable[int]:
+    return (step for at, step in enumerate(count(first, stride)) if at % 6)
 
 
 def shares() -> Iterator[Any]:
     """Each default share of the sweep, and then the rest of it."""
     for scenario, target, driver in each_target():
         if driver == DRIVERS[0]:
-            yield scenario, target, driver, one_in_four
-            yield pytest.param(scenario, target, driver, three_in_four, marks=pytest.mark.sweep)
+            yield scenario, target, driver, one_in_six
+            yield pytest.param(scenario, target, driver, five_in_six, marks=pytest.mark.sweep)
         else:
             yield pytest.param(scenario, target, driver, every_one, marks=pytest.mark.sweep)
 
@@ -138,7 +138,7 @@ def test_a_cancellation_leaves_every_promise_true(
     start = 1 + list(TARGETS).index(target) % min(stride, 5)
     swept = sweep(SCENARIOS[scenario], TARGETS[target], seed=0, driver=driver, steps=share(start, stride))
     assert not swept.failures
-    assert swept.runs > 1 or share is three_in_four or (scenario, driver) in AT_ONCE, "there was nothing to cancel"
+    assert swept.runs > 1 or share is five_in_six or (scenario, driver) in AT_ONCE, "there was nothing to cancel"
 
 
 READINESS = [DRIVERS[0], *(pytest.param(driver, marks=pytest.mark.sweep) for driver in DRIVERS[1:])]

@@ -234,7 +234,7 @@ def check(told: Told, words: Sequence[str], reason: str) -> None:
 # -- the number of tokens ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("most", [2, None])
+@pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(("wire", "shape"), each(SHAPES))
 async def test_a_model_that_gives_more_than_was_asked_for_is_stopped_there_and_the_answer_is_complete(
     wire: str, shape: str, most: int | None, caplog: pytest.LogCaptureFixture
