@@ -1,4 +1,4 @@
-"""Ports for servers that are told theirs before they start."""
+"""Ports for servers whose port must be known before they start."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ _chance = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A port of the loopback interface on which no TCP server listens, and which nobody takes meanwhile: not a kernel that
-    is asked for any port, for it is below those that kernels give by themselves, and no other test, for which a UDP socket
-    marks it until this process ends."""
+    """Returns a port of the loopback interface on which no TCP server listens. The kernel does not give it to others,
+    because it is below the kernel's range. No other test takes it: a UDP socket marks it until this process ends."""
     end = int(_GIVEN.read_text().split()[0]) if _GIVEN.exists() else 32768
     while True:
         port = _chance.randrange(10_000, end)

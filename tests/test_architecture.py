@@ -94,7 +94,7 @@ def test_pytest_is_only_known_to_its_plugin() -> None:
 
 
 def test_asyncio_is_only_known_to_the_program_of_a_process() -> None:
-    """And there in a function alone: a process on Trio does not import it."""
+    """That program imports them only in a function, so that a process on Trio does not import them."""
     inside = {path.removesuffix(".py").replace("/", ".") for path in ASYNCIO} - {"gateway.catalog.process_child"}
     users = {str(p.relative_to(ROOT)) for p in FILES if imported(p) & inside}
     assert users == {"gateway/catalog/process_child.py", "gateway/instances/asyncio_child.py"}
@@ -179,7 +179,7 @@ def room_of(module: str) -> str:
 
 
 def arrows(path: Path) -> set[str]:
-    """The modules of ours that a file imports, wherever in it, and for types alone too."""
+    """The modules of ours that a file imports, anywhere in the file, also for types alone."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -220,7 +220,7 @@ def test_each_room_is_there_and_imports_none_above_it() -> None:
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:
-    """The modules that are left when those are gone that import none of the others, again and again."""
+    """The modules that are left after all that import none of the others are taken away, again and again."""
     left = {module: set(targets) for module, targets in graph.items()}
     while free := [module for module, targets in left.items() if not targets & left.keys()]:
         for module in free:
@@ -312,7 +312,7 @@ def test_only_what_repairs_hypercorn_knows_its_http2() -> None:
 
 
 def test_opentelemetry_is_only_known_where_spans_are_made() -> None:
-    """And there by its API alone; its SDK is for the standalone server. Others import nothing of it before they trace."""
+    """Spans need only its API; its SDK is for the standalone server. Others import nothing of it before they trace."""
 
     def used(path: Path, name: str) -> bool:
         for node in parsed(path).body:  # not under TYPE_CHECKING, nor in a function
@@ -343,9 +343,9 @@ def test_threads_are_called_where_what_they_raise_is_let_go_of() -> None:
 
 
 def kept_and_raised(tree: ast.AST) -> list[tuple[int, str]]:
-    """The places that raise an exception which a name or an attribute goes on to know. By its traceback it knows the frame,
-    and that the name: a cycle, which keeps the frame's objects. Names of an `except` are deleted at its end, and others
-    may be in a `finally`; `models.blocking.throw` raises an exception that has no name any more."""
+    """The places that raise an exception to which a name or an attribute still refers. The exception's traceback refers to
+    the frame, and the frame to the name: this cycle keeps the frame's objects alive. The name of an `except` is deleted at
+    its end, and a `finally` may delete others. `models.blocking.throw` raises an exception that has no name any more."""
     found = []
 
     def raised(node: ast.expr) -> list[ast.expr]:
@@ -437,7 +437,7 @@ USERS = sorted(p for folder in ("tests", "benchmarks", "scripts") for p in (ROOT
 @pytest.mark.sweep
 @pytest.mark.parametrize("path", USERS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_what_a_test_takes_from_our_modules_is_there(path: Path) -> None:
-    """mypy does not read these, and many run nightly alone: a name that has moved is found here."""
+    """mypy does not read these tests, and many run only at night: this test finds a name that has moved."""
     assert missing(parsed(path)) == []
 
 
@@ -448,7 +448,7 @@ def test_the_rule_about_names_can_fail() -> None:
 
 @pytest.mark.parametrize("package", ["gateway", "gateway.testing", "models", "protocols"])
 def test_a_package_hands_on_what_its_modules_have(package: str) -> None:
-    """Each name is that of its home, whichever modules were imported before: none is the name of a module beside it."""
+    """Each name is the object of its home, whichever modules were imported: no module of the package has that name."""
     face = importlib.import_module(package)
     modules = {module.name for module in pkgutil.iter_modules(face.__path__)}
     assert set(face.__all__) & modules == set()
@@ -463,6 +463,6 @@ def test_a_package_hands_on_what_its_modules_have(package: str) -> None:
 @pytest.mark.programs
 @pytest.mark.parametrize("package", ["gateway", "gateway.testing", "models", "protocols"])
 def test_a_package_imports_nothing_before_it_is_asked(package: str) -> None:
-    """A program that loads us as a plugin, or asks for our version, does not wait for all of us."""
+    """A program that loads a package as a plugin, or asks for its version, does not wait for all of its modules."""
     said = f"import sys, {package}; print([name for name in sys.modules if name.startswith('{package}.')])"
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -17,7 +17,7 @@ from protocols.websocket.floods import WEBSOCKET_FLOODS, FrameCounters
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of hardening's tables, as a test asks for it."""
+    """A row of the tables of floods, as a test expects it."""
 
     table: Allowances[Any]
     kind: str
@@ -25,7 +25,7 @@ class Row:
     burst: int
     rate: float
     earns: tuple[str, int, int] | None = None
-    """A counter, how much of it, and what that allows beside the burst."""
+    """A counter, an amount of it, and the number that this amount allows beside the burst."""
 
 
 ROWS = [
@@ -53,7 +53,7 @@ def counters_of(row: Row) -> Any:
 
 
 def did(counters: Any, row: Row, n: int) -> Any:
-    """So many more of the kind; what asks is told of them."""
+    """Adds n of the row's kind to the counters, and to `total`, by which the policy knows that it is due."""
     setattr(counters, row.counter, getattr(counters, row.counter) + n)
     counters.total += n
     return counters
@@ -187,7 +187,7 @@ def played(
 
 @given(steps)
 def test_the_gate_hides_no_flood(steps: list[tuple[str, int, float]]) -> None:
-    """Asked about everything it says no sooner that it is one: what is hidden came evenly, or is nothing."""
+    """The gate hides steps from the policy. Without it the policy finds the same floods, and none of them later."""
     gated = played(steps, lambda _: True)
     open_ = played(steps, lambda _: True, gate=False)
     if gated and gated[-1][1] is not None:
@@ -237,7 +237,7 @@ def test_a_tenth_beyond_the_allowance_is_a_flood_within_twice_the_burst(
 
 @given(st.lists(st.tuples(st.sampled_from(ROWS), st.sampled_from([0.0, 0.1, 1.0, 3600.0])), max_size=200))
 def test_who_earns_each_frame_before_it_is_never_judged(frames: list[tuple[Row, float]]) -> None:
-    """For each counted frame an exchange completes, or a DATA frame of ours leaves, or whatever else earns it."""
+    """Before each counted frame something earns it: an exchange completes, a DATA frame of ours leaves, or the like."""
     policies = {table: FloodPolicy(table, 0.0) for table in (HTTP2_FLOODS, WEBSOCKET_FLOODS)}
     counters: dict[Any, Any] = {HTTP2_FLOODS: FloodCounters(), WEBSOCKET_FLOODS: FrameCounters()}
     now = 0.0

@@ -106,7 +106,7 @@ def test_forwarded_is_walked_from_its_right_end(values: list[str], client: str) 
     ['for="', 'for=6.6.6.6;x="', 'for=6.6.6.6, for="6.6.6.6', 'for=6.6.6.6;x="\\', '"', "for=6.6.6.6 x", ";;=", "\\"],
 )
 def test_no_quote_that_a_client_opens_names_another(by_client: str, by_proxy: str) -> None:
-    """A proxy appends, and looks at nothing. The client may hide itself so, and be nobody else."""
+    """A proxy appends without looking. By an open quote a client may hide its address, but not pretend to have another."""
     for joined in ([f"{by_client}, {by_proxy}"], [by_client, by_proxy]):
         assert "6.6.6.6" not in by_forwarded(*joined)
 

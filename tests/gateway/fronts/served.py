@@ -1,4 +1,4 @@
-"""A server with several fronts as a program, its log, and a client that counts what comes of each request."""
+"""A server with several fronts as a program, its log, and a client that counts the outcome of each request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Server:
         self._more = trio.lowlevel.ParkingLot()
 
     async def read(self) -> None:
-        """Reads its log until that ends. Every line is a whole one; the program's last words are none of the log."""
+        """Reads the log until it ends. Every line is a whole record, except a last line of the program, `Error: ...`."""
         assert self.process.stderr is not None
         stream, rest = trio.lowlevel.FdStream(os.dup(self.process.stderr.fileno())), b""
         async with stream:
@@ -64,7 +64,7 @@ class Server:
         self._more.unpark_all()
 
     async def logged(self, event: str, count: int = 1, **fields: Any) -> dict[str, Any]:
-        """The record of that event that comes as the `count`th, as soon as it is there."""
+        """Waits for the `count`th record of an event with these fields, and returns it."""
         while True:
             found = [r for r in self.records if r["event"] == event and fields.items() <= r.items()]
             if len(found) >= count:
@@ -73,7 +73,7 @@ class Server:
             await self._more.park()
 
     def all(self, event: str) -> list[dict[str, Any]]:
-        """Its records so far."""
+        """The records of an event so far."""
         return [record for record in self.records if record["event"] == event]
 
     async def port(self, scheme: str = "http://") -> int:
@@ -87,19 +87,19 @@ class Server:
         return {record["pid"] for record in self.all("front started")} - ended
 
     async def ended(self) -> int:
-        """Its exit status."""
+        """Waits until the program has ended, and returns its exit status."""
         await until(lambda: self.process.poll() is not None)
         return self.process.returncode
 
     async def drained(self, number: int = signal.SIGTERM) -> int:
-        """Ends it in order."""
+        """Ends the program by a signal, and returns its exit status."""
         self.process.send_signal(number)
         return await self.ended()
 
 
 @asynccontextmanager
 async def served(folder: Path, *flags: str, processes: int = 2, app: str = APP) -> AsyncIterator[Server]:
-    """A server of `app` that ends with the block, which has 120 seconds; none of its processes is left then."""
+    """A server of `app` that ends with the block. The block has PATIENCE seconds. At its end none of the fronts is alive."""
     (folder / "app.py").write_text(app)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")} | {"PYTHONPATH": str(ROOT)}
     command = [
@@ -141,7 +141,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """True while there is such a process, and it is no zombie."""
+    """True while the process exists and is no zombie."""
     try:
         return not re.search(r"^State:\s+[ZX]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except (FileNotFoundError, ProcessLookupError):
@@ -159,7 +159,7 @@ class Lost(Exception):
 
 @final
 class Caller:
-    """One connection of HTTP/1.1, to ask on again and again."""
+    """One connection of HTTP/1.1 for many requests."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream, self._rest = stream, b""
@@ -229,7 +229,7 @@ async def who(caller: Caller) -> tuple[int, str]:
 
 @final
 class Load:
-    """Clients that ask again and again, with a new connection each time or keeping theirs as long as they may."""
+    """A client that asks again and again, on a new connection each time or, if `keep`, on the same as long as it may."""
 
     def __init__(self, port: int, *, keep: bool) -> None:
         self._port, self._keep = port, keep

@@ -178,8 +178,8 @@ async def test_it_stays_until_the_end_of_a_drain() -> None:
 
 
 async def test_scrapers_that_hang_keep_nobody_out_for_long(mock_clock: MockClock) -> None:
-    """As many as it takes at once have begun a request and go no further: models answer all the while, and the port does
-    again when these have had their time."""
+    """As many connections as the port takes have begun a request and stop there. Models answer all the while, and the port
+    answers again when the time of these connections is over."""
     async with scraped(ready_probe().spec("lmi-http1")) as gateway:
         hanging = [await trio.open_tcp_stream("127.0.0.1", gateway.metrics_port) for _ in range(100)]
         for stream in hanging:

@@ -33,7 +33,7 @@ RECITED = "the client waits é😀 answers; reads"
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Matrices this small take longer the more threads share them."""
+    """One thread for torch: matrices this small take longer with more threads."""
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -543,7 +543,7 @@ class Watching(StepHolder):
 
 
 async def settled(model: Transformers) -> None:
-    """No step is running and nobody goes on."""
+    """Waits until no step is running and all tasks are blocked."""
     while model._limiter.borrowed_tokens:
         await trio.lowlevel.checkpoint()
     await trio.testing.wait_all_tasks_blocked()

@@ -66,9 +66,9 @@ def save(
 
 
 def save_reciting(path: Path, text: str) -> Path:
-    """Writes a model that goes on in this text after any of its tokens, of which no two may be the same, and ends it.
+    """Writes a model that after any token of this text generates the rest of it, and then ends. No token may be there twice.
 
-    All that layers add is nothing: each token has a direction, and what follows it is the row of the head with the same.
+    The layers add nothing. Each token has a direction, and the row of the head for the next token has the same direction.
     """
     torch, transformers = needed("torch"), needed("transformers")
     words = tokenizer()

@@ -34,8 +34,8 @@ def request(
 
 
 def pull(machine: HTTP1Connection, events: list[Any] | None = None) -> list[Any]:  # a test knows which event is where
-    """All events there are now, after those of `events`; pieces of one body as one Data, and a request that brings its body
-    as the events that it stands for."""
+    """Returns `events` and all events that are there now. Pieces of one body are one Data. A request that brings its body
+    is the events that it stands for."""
     events = [] if events is None else events
     while not isinstance(event := machine.next_event(), Signal):
         append(events, event)

@@ -33,7 +33,7 @@ def again(data: bytes = PING) -> HTTP1Connection:
 
 
 def state(machine: HTTP1Connection) -> dict[str, Any]:
-    """All that a machine is, as values, and what lies in its input, however that came; what it counts of it is there."""
+    """All values of a machine, and its unread input, in whichever pieces that came. Checks the counts of both."""
     source = machine.input
     unread = source._carry + b"".join((source.data[source.pos :], *source._more))
     held: dict[str, Any] = {"unread": unread, "blank_line": source.blank_line}
@@ -88,7 +88,7 @@ def receive_alike(at_once: HTTP1Connection, by_bytes: HTTP1Connection, data: byt
 
 
 def received(machine: HTTP1Connection, data: bytes = PING) -> bytes | None:
-    """The body that comes with the request which these bytes bring; None where they bring none that has it."""
+    """The body that comes with the request in these bytes; None if no request comes, or one without its body."""
     machine.receive_data(data)
     event = machine.next_event()
     return event.body if isinstance(event, Request) else None

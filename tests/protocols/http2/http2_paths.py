@@ -67,7 +67,7 @@ class Client:
         self.last = 1
 
     def stream(self, choice: int) -> int:
-        """A stream by its number; -1 stands for the next new one, less for one of those that there were."""
+        """Returns the number of a stream. A choice of -1 is the next new stream, and one below -1 an earlier stream."""
         if choice < -1:
             return 1 + 2 * (-choice % (self.last // 2 + 1))
         if choice != -1:
@@ -103,7 +103,7 @@ TRAILERS: tuple[Fields, ...] = (
 
 
 def padded(payload: bytes, padding: int, flags: int) -> bytes:
-    """`padding` of 255 is more than there is."""
+    """Pads a payload if the flags say it is padded. A `padding` of 255 is invalid: no padding follows it."""
     return bytes((padding,)) + payload + bytes(padding % 255) if flags & PADDED else payload
 
 
@@ -112,7 +112,7 @@ def payload(choice: int, n: int, flags: int, padding: int) -> Write:
 
 
 def head(choice: int, fields: Fields, flags: int, pieces: int, indexed: bool, wrong: bytes) -> Write:
-    """A header block in so many frames; `wrong` stands in its last."""
+    """A header block in `pieces` frames; `wrong` is appended to the block."""
 
     def write(client: Client) -> bytes:
         stream = client.stream(choice)
@@ -289,7 +289,7 @@ limits = st.builds(
 
 
 def _joined(before: Event, event: Event) -> Event | None:
-    """Both as one, where they are payload of one stream that lands: frames that one server has given as one event."""
+    """Joins two events if both are landed payload of one stream, as one server may give several frames as one event."""
     if not isinstance(before, Data) or not isinstance(event, Data) or before.stream != event.stream:
         return None
     if not isinstance(event.buffers[0], memoryview):

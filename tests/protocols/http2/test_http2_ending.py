@@ -135,7 +135,7 @@ def test_what_is_handed_out_and_not_written_is_not_reset() -> None:
 
 
 def ticks_of(server: HTTP2Connection, times: int) -> int:
-    """How many of so many ticks have reset something."""
+    """Ticks the server `times` times, and returns how many of the ticks have reset something."""
     return sum(server.tick() for _ in range(times))
 
 

@@ -36,7 +36,7 @@ def goes_on(payload: bytes, *, fin: bool = False) -> bytes:
 
 
 class Driver:
-    """A server that is driven as its wire drives it: asked after every few events."""
+    """Drives a server as a wire does, and asks the policy after every few events."""
 
     def __init__(self, *, payload_path: bool = True) -> None:
         self.machine = WebSocketConnection(Role.SERVER, payload_path=payload_path)
@@ -45,7 +45,7 @@ class Driver:
         self.flood: Flood | None = None
 
     def waits(self, seconds: float) -> None:
-        """The tick comes each second; of many the last."""
+        """Lets time pass. A wire ticks each second; here only the last tick is made."""
         self.now += seconds
         self.policy.tick(self.machine.flood_counters(self.frames), self.now)
 

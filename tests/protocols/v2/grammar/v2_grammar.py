@@ -26,12 +26,12 @@ DATATYPES = ("FP32", "INT32", "BYTES", "BOOL", *INTEGERS, *FLOATS, "BF16")
 SIZES = {"BOOL": 1, "BF16": 2, **{name: struct.calcsize(f"<{code}") for name, code in {**INTEGERS, **FLOATS}.items()}}
 LARGEST = {"FP16": 65504.0, "BF16": 3.3895e38, "FP32": 3.4028234e38, "FP64": 1.7976931348623157e308}
 CHOICES = 1200
-"""Bytes of choices for one request; what is chosen after them is the simplest."""
+"""Bytes of choices for one request. Choices after them are the simplest."""
 
 
 @final
 class Choices:
-    """Choices out of bytes, in order; zeros when these have run out."""
+    """Choices read from bytes, in order. After the last byte all are zeros."""
 
     __slots__ = ("_at", "_data")
 
@@ -64,7 +64,7 @@ class Choices:
 @final
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """An input or output; -1 is any size, the shape None any number of them, the datatype "" any of them."""
+    """An input or output. A size of -1 is any size, a shape of None any shape, and a datatype of "" any datatype."""
 
     name: str
     datatype: str
@@ -75,7 +75,9 @@ class Declared:
 @final
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An identity model: INPUT0 comes back as OUTPUT0, any other input under its own name. None is undeclared."""
+    """An identity model: input INPUT0 is returned as OUTPUT0, INPUT1 as OUTPUT1, any other under its own name.
+
+    `inputs` and `outputs` are None if the model declares none."""
 
     name: str = "undeclared"
     inputs: tuple[Declared, ...] | None = None
@@ -87,7 +89,7 @@ NAMES = (
     "INPUT0", "x", "INPUT1", "y:0", "é", "日本", "a b", 'q"uote', "back\\slash", "tab\tbed", "💥", "data", "a/b", "INPUT", '[{"data":[',
     "Infinity", "n" * 70, "'", "\u2028", "\x7f", "%s{0}",
 )  # fmt: skip
-"""Inputs. None of them comes back as another."""
+"""Names of inputs. No output has the name of another input."""
 
 
 def output_of(name: str) -> str:
@@ -97,13 +99,13 @@ def output_of(name: str) -> str:
 
 
 def models(c: Choices, count: int) -> list[Model]:
-    """The undeclared model, one whose batch may be of nothing, and others of all kinds."""
+    """The undeclared model, one with a batch whose only input is optional, and others of all kinds."""
     nothing = Model("optional", (Declared("INPUT0", "FP32", (-1,), optional=True),), None, 4)
     return [Model(), nothing, *(_model(c, f"declared{index}") for index in range(2, count))]
 
 
 def one_of(c: Choices, served: Sequence[Model]) -> Model:
-    """One of these models, and more often the undeclared one, which takes the most."""
+    """Returns one of these models, most often the undeclared one, which accepts the most requests."""
     return c.of(served) if c.chance(70) else served[0]
 
 
@@ -130,7 +132,7 @@ class Raw(str):
 
 @final
 class Obj(list[tuple[str, Any]]):
-    """A JSON object: its members in order, and twice where it has them twice."""
+    """A JSON object: its members in order. A name may be there twice."""
 
     def set(self, key: str, value: Any) -> None:
         for index, (name, _) in enumerate(self):

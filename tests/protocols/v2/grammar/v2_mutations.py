@@ -521,7 +521,7 @@ def a_wrong_size(c: Choices, draft: Draft) -> Refusal | None:
 
 @on_draft
 def another_size(c: Choices, draft: Draft) -> Refusal | None:
-    """The size is not that of the shape, or of BYTES not that of its elements; the body may have it or not."""
+    """The size of the data is wrong for the shape or, for BYTES, for the elements. The body may have that size or not."""
     if (tensor := _one(c, draft, _is_binary)) is None:
         return None
     size = len(tensor.data)
@@ -607,7 +607,7 @@ def an_input_twice(c: Choices, draft: Draft) -> Refusal | None:
 
 @on_draft
 def another_datatype(c: Choices, draft: Draft) -> Refusal | None:
-    """One that is declared otherwise; the data are good for it."""
+    """The datatype is not the declared one. The data are valid for it."""
     specs = {spec.name: spec for spec in draft.model.inputs or () if spec.datatype}
     if (tensor := _one(c, draft, lambda t: t.name in specs and t.datatype not in ("BOOL", "BYTES"))) is None:
         return None
@@ -624,7 +624,7 @@ def another_datatype(c: Choices, draft: Draft) -> Refusal | None:
 
 @on_draft
 def a_shape_that_is_not_declared(c: Choices, draft: Draft) -> Refusal | None:
-    """As many elements, in more dimensions."""
+    """The shape has as many elements, but one dimension more."""
     specs = {spec.name for spec in draft.model.inputs or () if spec.shape is not None}
     if (tensor := _one(c, draft, lambda t: t.name in specs and len(t.shape) < 16)) is None:
         return None
@@ -787,7 +787,7 @@ def a_header_that_is_short(c: Choices, draft: Draft, wire: Wire) -> Refusal | No
 
 @on_wire
 def a_header_that_is_long(c: Choices, draft: Draft, wire: Wire) -> Refusal | None:
-    """By some bytes of the tensors."""
+    """The length of the JSON covers some bytes of the tensors too."""
     if not wire.text or not wire.data:
         return None
     more = 1 + c.below(len(wire.data))
@@ -808,7 +808,7 @@ def no_header(c: Choices, draft: Draft, wire: Wire) -> Refusal | None:
 
 @on_wire
 def a_header_of_zero(c: Choices, draft: Draft, wire: Wire) -> Refusal | None:
-    """A raw binary request, to a model that can have none."""
+    """The request is a raw binary one, but the model does not have one declared input."""
     if draft.model.inputs is not None and len(draft.model.inputs) == 1:
         return None
     wire.lengths = [b"0"]

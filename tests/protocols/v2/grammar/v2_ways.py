@@ -33,13 +33,13 @@ def signature_of(model: Model) -> v2.ModelSignature:
 
 
 class CodecServer:
-    """Answers cases by the codec of their model, which it keeps, and by the rules; these two must say the same."""
+    """Answers cases by the codec of their model, which it keeps, and by the rules. Both must give the same answer."""
 
     def __init__(self) -> None:
         self._codecs: dict[str, tuple[v2.InferCodec, v2.ModelSignature]] = {}
 
     def check(self, case: Case) -> None:
-        """Raises Wrong unless each way answers what is due, as often as it is asked; and what came before is answered too."""
+        """Parses the requests before the case, then answers the case in each way. Raises Wrong if an answer is not due."""
         if case.kind in BEYOND_THE_CODEC:
             return None
         name = case.model.name
