@@ -234,7 +234,7 @@ async def test_what_parties_have_is_counted_only_while_slots_are_short() -> None
         slots = worker.slots
         for _ in range(3):  # it begins and ends again and again
             held = [slots.take_now(Call(str(n), greedy)) for n in range(9)]
-            assert slots.queue.used_by(greedy) == 0  # nobody has looked
+            assert slots.queue.used_by(greedy) == 0  # slots are not short yet, so they are not counted
             assert slots.take_now(Call("one more", greedy)) is None
             assert slots.queue.used_by(greedy) == 9
             for slot in held:

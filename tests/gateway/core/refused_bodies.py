@@ -366,7 +366,7 @@ class Server:
 
 @contextmanager
 def server(size: int) -> Iterator[Server]:
-    """A server for bodies of at most so many bytes."""
+    """Runs a server for bodies of at most `size` bytes."""
     command = [sys.executable, "-m", "tests.gateway.core.refused_bodies", "--serve", str(size)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as p:
         try:

@@ -35,8 +35,8 @@ drivers = pytest.mark.parametrize("hub", [True, False], ids=["leader", "waiting"
 async def waits(
     load: str, number: int, clock: MockClock, monkeypatch: pytest.MonkeyPatch, *, hub: bool, kept: bool
 ) -> list[float]:
-    """The seconds that each of the light client's questions waited beside so many heavy connections."""
-    begin = 1000 + 40 * number  # by then each of them has had its first turn, which it has like everyone
+    """The seconds that each of the light client's questions waited beside `number` heavy connections."""
+    begin = 1000 + 40 * number  # by then each has had its first turn, which a heavy one has too
     monkeypatch.setattr(test_turns, "STEP", STEP)
     async with pressed(clock, load, hub=hub) as (press, memory):
         receive = FrameReader._receive_frame

@@ -47,7 +47,7 @@ UPLOADS = [("/predictions/probe", "lmi-http1", "limits.text_json"), ("/v2/models
 
 
 async def ends(line: Line, seconds: float) -> None:
-    """The server ends the connection after so many seconds, give or take the timer's one."""
+    """Checks that the server ends the connection after `seconds`, at most two ticks of the timer later."""
     began = trio.current_time()
     await line.over_raw()
     line.peer.close()

@@ -75,7 +75,7 @@ class Client:
                     self.line.transport.try_send([b"\x82\xff" + self._size.to_bytes(8, "big") + bytes(4)])
 
     async def say(self, n: int) -> None:
-        """So many bytes more, as far as there are."""
+        """Sends `n` more bytes, or the rest if that is less."""
         n = min(n, self._size - self.sent)
         if not n:
             return

@@ -53,7 +53,7 @@ def uncollected() -> Iterator[Callable[[], list[str]]]:
     knows the frames it came through, and each piece of memory of more than 64 KiB."""
     logging.disable(logging.CRITICAL)  # pytest keeps what is logged, tracebacks and all
     gc.collect()
-    gc.freeze()  # objects that are here already are none of this test's, and stay so: they are pytest's
+    gc.freeze()  # objects that exist already are pytest's: this test leaves them out
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
 

@@ -109,7 +109,7 @@ def rows(count: int) -> bytes:
 
 
 def numbers(count: int) -> bytes:
-    """An array with so many commas that it counts as so many values."""
+    """An array of `count` values."""
     return b"[1%b]" % (b",1" * (count - 1))
 
 

@@ -513,7 +513,7 @@ class Hoarder:
 
 
 def swell(x: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """So many bytes."""
+    """As many bytes as the first number says."""
     return np.ones(int(x[0]), np.uint8)
 
 

@@ -67,7 +67,7 @@ class Side:
         await self.say(*[item_of(session, message)[0] for message in given])
 
     async def hear(self) -> Message | None:
-        """The next message; None where there is none any more."""
+        """The next message; None at the end of the stream."""
         with trio.fail_after(PATIENCE):
             while not self._heard:
                 data = await self.stream.receive_some(65536)
@@ -238,7 +238,7 @@ class Client:
 
 
 class OneMessage(Client):
-    """One that has said all with its first message, which somebody has received."""
+    """A client whose first message is its last, and has been received."""
 
     exhausted = True
 

@@ -431,7 +431,7 @@ async def test_what_its_load_raised_is_the_reason(
     said: list[Message], kind: type, text: str, dead: bool, autojump_clock: MockClock
 ) -> None:
     async with instance() as house:
-        if dead:  # the kernel tells so before anybody has read its last words
+        if dead:  # the kernel reports its end before its last messages are read
             house.process.end(Exit(code=0), hang_up=False)
             await wait_all_tasks_blocked()
         await house.side.say(*said)

@@ -75,7 +75,7 @@ def children() -> set[int]:
 
 
 def state_of(pid: int) -> str:
-    """As the kernel calls it; empty where there is none."""
+    """The kernel's letter for the state of a process; "" if there is no process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -619,7 +619,7 @@ def let_go(gate: Path) -> None:
 
 
 async def leaves(memory: MemoryGateway, prompt: str, diary: Diary, times: int = 1) -> None:
-    """A client that leaves when the model has written, for so many times, that it is at that."""
+    """Runs a client that leaves once the model's diary has `times` lines with the prompt."""
     client, conversation = await begin(memory, prompt)
     await conversation.receive()
     await diary.says(prompt, times)

@@ -97,11 +97,11 @@ class House:
 
     @property
     def telling(self) -> int:
-        """Connections that somebody tells that they are ready."""
+        """The number of connections that are told when they are ready."""
         return self._runs if self.hub is None else len(self.hub._owners)
 
     def serve(self, transport: Transport, descriptor: int, *, begin: bool = True) -> Wire:
-        """By the poller; without one, two tasks wait for the transport."""
+        """Serves a transport by the poller; without one, two tasks wait for the transport."""
         place = WaitedTransport(transport) if self.hub is None else self.hub.watch(descriptor)
         connection = Connection(self.server, transport, Wire, place)  # type: ignore[arg-type]
         self.connections.add(connection)

@@ -25,7 +25,7 @@ def count(house: House) -> dict[str, int]:
 
 
 async def until(seconds: float) -> None:
-    """Later than so many seconds after the begin, by the tick that looks."""
+    """Sleeps until 1.5 s after this time, so that a tick has looked at the connections."""
     await trio.sleep_until(seconds + 1.5)
 
 

@@ -264,7 +264,7 @@ def serving(code: str = "pass") -> Iterator[tuple[subprocess.Popen[bytes], int, 
 
 
 def ask(port: int, times: int) -> None:
-    """Awaits so many answers on one connection."""
+    """Sends `times` requests on one connection, 100 at once, and reads their answers."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as sock, sock.makefile("rb") as answers:
         for _ in range(times // 100):
             sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 100)

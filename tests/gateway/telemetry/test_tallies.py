@@ -94,7 +94,7 @@ async def load(house: MemoryGateway) -> None:
 
 
 async def totals(looks: float) -> Samples:
-    """The counters at the end of the same load, with a look each so many seconds; no counter has turned back."""
+    """The counters at the end of the load, with a look each `looks` seconds; no counter may go back."""
     async with memory_gateway([words, flood, echo, spec_of(wait, capacity=1, queue=8)], capacity=KiB) as house:
         before = Scrape(house.gateway.registry)
         async with trio.open_nursery() as nursery:

@@ -296,7 +296,7 @@ def test_a_planted_bug_is_found(
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Types it where no package of ours lies about: it would be a shadow of the installed one."""
+    """Runs the command outside the checkout, whose packages would hide the installed ones."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(program, ["simulate", *arguments])
 

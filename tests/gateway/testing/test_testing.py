@@ -71,8 +71,8 @@ class Kernel:
         self.peer.close()
 
     def fill(self) -> None:
-        """Sends until there is no room, and none comes by what was on its way when there was none: the kernel tells that as
-        an edge, sooner or later."""
+        """Sends until there is no room, and none comes from bytes on their way. The kernel tells such room as an edge, but
+        maybe late."""
         while self.send(True, 65536) or self.edges.poll(0, 8):
             self.settle()
 

@@ -262,7 +262,7 @@ async def test_as_many_complete_calls_as_cancels_are_never_a_flood(autojump_cloc
 
 
 async def ends(client: RawClient, *, within: float, drip: bytes = b"", every: float = 1.0) -> float:
-    """How long it takes the server to end the connection, while a piece of `drip` comes each so many seconds."""
+    """The seconds until the server ends the connection, while a byte of `drip` comes each `every` seconds."""
     began = trio.current_time()
     while not client.ended and trio.current_time() < began + within:
         await trio.sleep(every)
@@ -334,7 +334,7 @@ async def test_a_body_that_comes_slowly_in_whole_frames_is_nobodys_business(auto
 
 
 async def idles(house: House, every: float, written: bytes) -> float:
-    """How long a connection lives on which these bytes come each so many seconds, and nothing is asked."""
+    """The seconds that a connection without requests lives, while these bytes come each `every` seconds."""
     client = RawClient(house)
     await client.say()
     began = trio.current_time()

@@ -54,7 +54,7 @@ class ByHand:
         self.headers: Headers = ()
 
     async def open(self, *fields: tuple[bytes, bytes], within: float | None = None) -> ByHand:
-        """Sends the head, with more fields; the call may take so many seconds."""
+        """Sends the head with more fields; `within` is the call's timeout in seconds. Default None: no timeout."""
         head = call_head(self._service, self._method, authority=b"localhost", timeout=within)
         await self.line.send(
             Request(

@@ -255,7 +255,7 @@ async def test_what_the_model_does_not_support_is_refused(autojump_clock: Any) -
 
 
 class Failing:
-    """Fails for the prompt "bad" after so many tokens; the others go on for ever."""
+    """Fails for the prompt "bad" after `after` tokens; other prompts go on for ever."""
 
     def __init__(self, after: int, error: Exception) -> None:
         self.after, self.error, self.live = after, error, 0

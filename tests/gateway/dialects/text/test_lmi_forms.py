@@ -35,7 +35,7 @@ WORDS = (("Deep ", 304, -0.05), ("Léarning", 11157, -1.25), ("", 0, -0.75))
 
 
 async def speaks(session: Session[Prompt, Any]) -> None:
-    """The same two words whatever the prompt, and all that a request can ask to know of them."""
+    """Says two words to any prompt, with all details that a request can ask for."""
     asked = (await session.receive()).parameters
     session.prompt_tokens = len(PROMPT_TOKENS)
     if asked.decoder_input_details:

@@ -64,7 +64,7 @@ class Caller:
         return caller
 
     async def read(self, tokens: float = float("inf")) -> list[int]:
-        """The ids so far, when there are so many or the answer is over."""
+        """Reads until there are `tokens` ids or the answer is over. Returns the ids so far."""
         while not self.over and len(self.ids) < tokens:
             event = await self.peer.next_event()
             if isinstance(event, Response):
