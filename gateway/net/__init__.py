@@ -1,1 +1,1 @@
-"""Bytes below every wire: sockets, TLS, and who tells that they are ready. May import config."""
+"""The bytes below every wire: sockets, TLS, and the tasks that learn which sockets are ready. May import config."""

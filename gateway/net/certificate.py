@@ -1,4 +1,4 @@
-"""The contents of a certificate: its names, its dates, and its identity."""
+"""Reads certificates: their subject, names, dates, serial number and fingerprint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from gateway.config.problem import ConfigError
 from models.session import ClientCertificate
 
-# The kinds of names of RFC 5280 section 4.2.1.6 that text has a form for, with the words that OpenSSL has for them.
+# The kinds of names in RFC 5280 section 4.2.1.6 that can be written as text, with OpenSSL's word for each.
 _KINDS: tuple[tuple[type[x509.GeneralName], str], ...] = (
     (x509.DNSName, "DNS"),
     (x509.UniformResourceIdentifier, "URI"),
@@ -27,22 +27,22 @@ _KINDS: tuple[tuple[type[x509.GeneralName], str], ...] = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The certificate that new connections are shown."""
+    """The certificate that the server shows to new connections."""
 
     subject: str
-    """As RFC 4514 writes it."""
+    """The subject, in the form of RFC 4514."""
     names: tuple[str, ...]
-    """The names that it is valid for, each with its kind: `DNS:example.org`, `IP:127.0.0.1`."""
+    """The names it is valid for, each with its kind: `DNS:example.org`, `IP:127.0.0.1`."""
     begins: datetime
     expires: datetime
     serial: str
-    """Hexadecimal."""
+    """The serial number, hexadecimal."""
     fingerprint: str
     """SHA-256 of the certificate, hexadecimal."""
 
 
 def read_served(file: Path) -> Certificate:
-    """Reads the first certificate of a PEM file. ConfigError where there is none."""
+    """Reads the first certificate of a PEM file. ConfigError if it cannot be read."""
     try:
         found = x509.load_pem_x509_certificates(file.read_bytes())[0]
         return Certificate(
@@ -58,8 +58,8 @@ def read_served(file: Path) -> Certificate:
 
 
 def read_client(der: bytes) -> ClientCertificate:
-    """Reads a verified certificate. If `cryptography` cannot read it, though OpenSSL could, the result has only the
-    fingerprint."""
+    """Reads a client's certificate that OpenSSL has verified. If `cryptography` cannot read it, the result has the
+    fingerprint alone."""
     try:
         found = x509.load_der_x509_certificate(der)
         return ClientCertificate(

@@ -1,4 +1,4 @@
-"""Makes the development certificate: a server certificate for this machine alone, signed by a CA of its own."""
+"""Makes the development certificate: a server certificate for this machine alone, and the CA that signs it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _ONLY = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevelopmentCertificate:
-    """The files of a development certificate. A client that runs with `SSL_CERT_FILE={ca}` trusts the server."""
+    """The files of the development certificate. A client with `SSL_CERT_FILE={ca}` trusts the server."""
 
     ca: Path
     cert: Path
     """The server's certificate."""
     key: Path
     expires: datetime
-    """When the server's certificate does, in UTC."""
+    """The time at which the server's certificate expires, in UTC."""
 
 
 @final
@@ -58,7 +58,8 @@ class _Pair:
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """`everywire/tls` in the user's cache directory (XDG_CACHE_HOME, else ~/.cache)."""
+    """Returns `everywire/tls` in the user's cache directory (XDG_CACHE_HOME, else ~/.cache). ConfigError if there is no home
+    directory."""
     cache = environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(cache):
         return Path(cache) / "everywire" / "tls"
@@ -69,13 +70,13 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 
 def ensure(directory: Path, *, now: datetime) -> DevelopmentCertificate:
-    """The development certificate in `directory`: what is there where it is whole and valid for another day, a new one
-    where it is not. `now` is aware.
+    """Returns the development certificate in `directory`. If its files are missing, broken, or valid for less than another
+    day, new ones are made. `now` is a time with a zone.
 
-    The server's certificate is for localhost, 127.0.0.1 and ::1 and lives 30 days. Its CA lives a year, so that a client
-    needs to be told of `ca.pem` once, and is constrained to those three names: whoever trusts it trusts it for nothing
-    else. Keys are readable by their owner alone; each file is replaced whole, and two processes at once do not mix
-    theirs. Raises ConfigError where the directory cannot be used.
+    The server's certificate is for localhost, 127.0.0.1 and ::1, and is valid for 30 days. Its CA is valid for a year, so
+    that a client needs a new `ca.pem` only once a year. The CA can sign for those three names alone. Only their owner can
+    read the keys. A file is replaced at once, never in parts, and a lock keeps two processes from writing at the same
+    time. ConfigError if the directory cannot be used.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -139,7 +140,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        # A client on a machine whose clock is a little behind may use it at once.
+        # A client whose clock is a little behind can use the certificate at once.
         .not_valid_before(now - _SKEW)
         .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
@@ -181,7 +182,7 @@ def _serves(server: _Pair, ca: _Pair) -> bool:
 
 
 def _read(cert_file: Path, key_file: Path) -> _Pair | None:
-    """The certificate and its key; None where one is missing, broken or not the other's."""
+    """Reads a certificate and its key. None if one is missing or broken, or they do not belong together."""
     try:
         cert = x509.load_pem_x509_certificate(cert_file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
@@ -193,7 +194,7 @@ def _read(cert_file: Path, key_file: Path) -> _Pair | None:
 
 
 def _write(file: Path, content: bytes, mode: int) -> None:
-    # mkstemp makes it 0600, so that a key is at no time readable by others.
+    # mkstemp creates the file with mode 0600: others can never read a key.
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with open(descriptor, "wb") as temporary:

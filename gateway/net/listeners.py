@@ -28,8 +28,8 @@ _ABORTED = {errno.ECONNABORTED, errno.EPERM, errno.EPROTO}
 def open_listeners(
     said: str | Iterable[str], ports: Iterable[Port], rules: Rules, environ: Mapping[str, str] = os.environ
 ) -> list[Listener]:
-    """Opens all the sockets that a setting such as `listen.host` says: each of its hosts at each of the ports, then Unix
-    sockets, then those that systemd has passed by `environ`. CannotListen where one of them cannot be; then none is open."""
+    """Opens all the sockets of a setting such as `listen.host`: each of its hosts at each of the ports, then its Unix
+    sockets and those that systemd has passed by `environ`. CannotListen if one cannot be opened; then none is open."""
     places = places_of(said)
     hosts = [place.name for place in places if isinstance(place, Host)]
     with ExitStack() as opened:
@@ -66,20 +66,20 @@ class Listener:
         setting: str = "",
         file: File | None = None,
     ) -> None:
-        """Owns the socket, which listens already, and the file of a Unix socket where it has made one."""
+        """Owns the socket, which listens already, and `file`, the file of a Unix socket that this process has made."""
         sock.setblocking(False)
         self._sock, self._file = sock, file
         self.tls, self.setting = tls, setting
         name = sock.getsockname()
         internet = sock.family in (socket.AF_INET, socket.AF_INET6)
-        if rules.keepalive and internet:  # accepted sockets inherit it
+        if rules.keepalive and internet:  # accepted sockets inherit the options
             for level, option, value in _probes(rules.keepalive):
                 sock.setsockopt(level, option, value)
         self.port: int = name[1] if internet else 0
-        """0 for a Unix socket."""
+        """The port; 0 for a Unix socket."""
         scheme = f"http{'s' * tls}://" if internet else f"unix{'+tls' * tls}:"
         self.url: str = scheme + written(name).removeprefix(UNIX)
-        """The address it listens at: `http://[::1]:8080`, `unix:/path`."""
+        """The address that it listens on: `http://[::1]:8080`, `unix:/path`."""
 
     async def accept(
         self,
@@ -87,8 +87,8 @@ class Listener:
         may_accept: Callable[[], bool],
         log_limits: LogLimits | None = None,
     ) -> None:
-        """Hands each new connection to `serve` until cancelled or closed. Pauses while `may_accept` says no, and, with
-        growing patience, while the system has no descriptor left."""
+        """Hands each new connection to `serve` until cancelled or closed. Pauses while `may_accept` returns False, for 0.1 s
+        each time. Also pauses while the system has no descriptor or memory left, for 0.1 s at first, 1 s at most."""
         pause = 0.1
         while True:
             try:
@@ -117,8 +117,8 @@ class Listener:
                 serve(sock)
 
     def close(self) -> None:
-        """Stops listening; connections that were accepted go on. The file of a Unix socket is removed if it is still the one
-        that was made; a socket that was passed stays open for whoever has passed it."""
+        """Stops listening; accepted connections go on. The file of a Unix socket is removed if it is still the one that this
+        process made. A socket that systemd has passed stays open there. A second call does nothing."""
         if self._sock.fileno() >= 0:
             if self._file is not None:
                 self._file.remove()
@@ -127,10 +127,10 @@ class Listener:
 
 
 def _probes(after: float) -> Iterator[tuple[int, int, int]]:
-    """The options of TCP keepalive that this system has."""
+    """Yields the options of TCP keepalive that this system has."""
     yield socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
     told = {
-        "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE": max(1, round(after)),  # as macOS calls it
+        "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE": max(1, round(after)),  # the name on macOS
         "TCP_KEEPINTVL": 15,
         "TCP_KEEPCNT": 4,
     }

@@ -1,4 +1,4 @@
-"""Opens listening sockets: at addresses of TCP and in the file system; takes those that systemd has opened."""
+"""Opens listening sockets: for TCP and in the file system. Takes those that systemd has opened."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from models.blocking import throw
 
 _EVERY = {"0.0.0.0", "::"}
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-_TRIES = 16  # free ports that are asked for until one is free at each of several addresses
+_TRIES = 16  # free ports that are tried until one is free at each of several addresses
 _FIRST_PASSED = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
-_LONGEST_PATH = 107 if sys.platform == "linux" else 103  # bytes: unix(7), sun_path and its zero
-_PATIENCE, _PAUSE = 1.0, 0.01  # seconds that another one may take to open a socket in the same folder
+_LONGEST_PATH = 107 if sys.platform == "linux" else 103  # bytes: unix(7), sun_path without its final zero
+_PATIENCE, _PAUSE = 1.0, 0.01  # seconds: to wait for another process's lock of a folder, and between tries
 
 
 @final
 class CannotListen(OSError):
-    """An address or a port cannot be listened on. The text is for the operator: which, why, and the setting of another."""
+    """An address or a port cannot be listened on. The text is for the operator: the address, the reason, and the setting."""
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -36,12 +36,12 @@ class CannotListen(OSError):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port that each host of a setting is listened on at."""
+    """A port that is opened at each host of a setting."""
 
     number: int
-    """0: a free one, and the same at every host."""
+    """The port's number. 0: any free port, the same at every host."""
     setting: str
-    """The setting that it comes from, as errors name it."""
+    """The setting that the port comes from, as errors name it."""
     tls: bool = False
 
 
@@ -52,7 +52,7 @@ class Rules:
 
     backlog: int
     keepalive: float = 0.0
-    """After so many seconds without a byte the kernel asks whether a TCP client is still there; 0 for never."""
+    """Seconds without a byte after which the kernel probes a TCP client (TCP keepalive); 0: never."""
     unix_mode: int = 0o600
     host_setting: str = "listen.host or --host"
 
@@ -61,7 +61,7 @@ class Rules:
 
 
 def tcp_sockets(hosts: list[str], port: Port, rules: Rules) -> list[socket.socket]:
-    """A socket for each address, all at the same port."""
+    """Opens a socket for each address, all at the same port. CannotListen if one cannot be opened; then none is open."""
     tries = 1 if port.number else _TRIES
     while True:
         tries -= 1
@@ -79,9 +79,9 @@ def _at_one_port(hosts: list[str], port: Port, rules: Rules) -> list[socket.sock
         for found in _resolved(host, rules):
             resolved.setdefault(found, host)
     every = {family for family, address in resolved if address in _EVERY}
-    # an address listed beside every address of its family is covered already
+    # 0.0.0.0 or :: includes every other address of its family: those need no socket of their own
     resolved = {found: host for found, host in resolved.items() if found[1] in _EVERY or found[0] not in every}
-    # `::` would take an IPv4 address's port, so a configuration that lists IPv4 too gets IPv6 alone on `::`
+    # `::` serves both families only if no IPv4 address is listed: its socket would take that address's port too
     both = all(family == socket.AF_INET6 for family, _ in resolved) and socket.has_dualstack_ipv6()
     with ExitStack() as stack:
         served, absent = set[str](), dict[str, CannotListen]()
@@ -94,7 +94,7 @@ def _at_one_port(hosts: list[str], port: Port, rules: Rules) -> list[socket.sock
                 where, advice = f"{url_host(address)}:{number}", _advice(e, family, port, rules)
                 if e.errno not in _ABSENT or host == address:
                     raise _cannot(where, e, advice) from e
-                absent[host] = _cannot(where, e, advice)  # a name may have addresses that this machine has not
+                absent[host] = _cannot(where, e, advice)  # a name may have addresses that are not of this machine
                 continue
             served.add(host)
             opened.append(stack.enter_context(sock))
@@ -107,10 +107,10 @@ def _at_one_port(hosts: list[str], port: Port, rules: Rules) -> list[socket.sock
 
 
 def _resolved(host: str, rules: Rules) -> list[tuple[socket.AddressFamily, str]]:
-    """The addresses of a host: one that is an address is its own."""
+    """Resolves a host to its addresses. An address resolves to itself. CannotListen if there are none."""
     try:
         found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as e:  # UnicodeError: a name that no resolver takes
+    except (OSError, UnicodeError) as e:  # UnicodeError: the text cannot be a host's name
         reason = (e.strerror if isinstance(e, OSError) else None) or str(e)
         raise CannotListen(
             errno.EADDRNOTAVAIL, f"cannot listen on {host}: {reason}; {rules.host_setting} sets an address of this machine"
@@ -119,7 +119,7 @@ def _resolved(host: str, rules: Rules) -> list[tuple[socket.AddressFamily, str]]
 
 
 def _cannot(where: str, error: OSError, advice: str) -> CannotListen:
-    # `create_server` puts the address behind its reason
+    # `create_server` appends the address to the reason
     reason = os.strerror(error.errno) if error.errno else (error.strerror or str(error)).partition(" (while")[0]
     return CannotListen(error.errno, f"cannot listen on {where}: {reason}; {advice}")
 
@@ -149,7 +149,7 @@ def _has_ipv6() -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class File:
-    """The file of a Unix socket that we have made."""
+    """The file of a Unix socket that this process has made. It is told from a later file at the path by its inode."""
 
     path: str
     device: int
@@ -187,7 +187,7 @@ def unix_socket(place: UnixSocket, rules: Rules) -> tuple[socket.socket, File]:
                 sock.bind(path)
             file = File.at(path)
             stack.callback(file.remove)
-            os.chmod(path, rules.unix_mode)  # nobody can connect before it listens
+            os.chmod(path, rules.unix_mode)  # clients cannot connect before `listen`
             sock.listen(rules.backlog)
             stack.pop_all()
     except CannotListen:
@@ -204,12 +204,12 @@ def unix_socket(place: UnixSocket, rules: Rules) -> tuple[socket.socket, File]:
 
 @contextmanager
 def _alone_in(folder: str) -> Iterator[None]:
-    """Inside the block no other of us opens a socket in the folder: of two that find a file nobody listens on, the second
-    would remove the first one's."""
+    """Locks the folder: inside the block no other gateway opens a socket there. Without the lock, two that find a stale file
+    could both remove it, and the second would remove the first one's new socket."""
     with ExitStack() as stack:
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except PermissionError:  # to make a file in a folder takes no right to read it
+        except PermissionError:  # a file can be made in a folder that cannot be read: then without the lock
             pass
         else:
             stack.callback(os.close, descriptor)
@@ -225,19 +225,19 @@ def _lock(descriptor: int) -> None:
             return
         except OSError as e:
             if e.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > until:
-                return  # a file system without locks, or somebody else's lock: as safe as it can be
+                return  # the file system has no locks, or another process keeps its lock: go on without
         time.sleep(_PAUSE)
 
 
 def _remove_stale(path: str, rules: Rules) -> None:
-    """Removes the file of a Unix socket that nobody listens on; CannotListen for any other."""
+    """Removes the file of a Unix socket on which no process listens. CannotListen for any other file."""
 
     def refused(why: str) -> CannotListen:
         text = f"cannot listen on {UNIX}{path}: {why}; {rules.host_setting} sets another path"
         return CannotListen(errno.EADDRINUSE, text)
 
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise refused("it is there already, and no socket: remove it")
+        raise refused("a file that is not a socket is there: remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -248,9 +248,9 @@ def _remove_stale(path: str, rules: Rules) -> None:
         except FileNotFoundError:
             return
         except PermissionError:
-            raise refused("another user's socket is there, which this one may not connect to") from None
+            raise refused("another user's socket is there, and this user may not connect to it") from None
         except OSError:
-            pass  # such as EAGAIN: so many wait there that its listener cannot keep up
+            pass  # such as EAGAIN: the queue of a busy listener is full
     raise refused("another process listens on it")
 
 
@@ -258,8 +258,8 @@ def _remove_stale(path: str, rules: Rules) -> None:
 
 
 def passed_sockets(place: Passed, rules: Rules, environ: Mapping[str, str]) -> list[socket.socket]:
-    """The sockets that systemd has passed, by its protocol (sd_listen_fds(3)): duplicates, so that each may be asked for
-    again, and what this process starts inherits none."""
+    """Returns the sockets that systemd has passed, by its protocol (sd_listen_fds(3)). They are duplicates, so that each
+    can be asked for again. Child processes inherit none of them. CannotListen if one is missing or unfit."""
 
     def refused(why: str) -> CannotListen:
         shown = f"systemd{'+tls' * place.tls}{':' * bool(place.name)}{place.name}"
@@ -274,13 +274,13 @@ def passed_sockets(place: Passed, rules: Rules, environ: Mapping[str, str]) -> l
             f"the sockets were passed to process {other}, and this one is {os.getpid()}: a script in between must use `exec`"
         )
     if not count.isdecimal() or not 0 < int(count) < 1 << 16:
-        raise refused(f"LISTEN_FDS is {count[:20]!r}, which is no number of sockets")
+        raise refused(f"LISTEN_FDS must be a number of sockets from 1 to 65535, not {count[:20]!r}")
     names = environ.get("LISTEN_FDNAMES", "").split(":")
     passed = {_FIRST_PASSED + n: names[n] if n < len(names) else "" for n in range(int(count))}
     chosen = [number for number, name in passed.items() if place.name in ("", name)]
     if not chosen:
         there = ", ".join(sorted({repr(name[:100]) for name in passed.values()}))
-        raise refused(f"no socket of that name was passed, but {there}: FileDescriptorName= of the .socket unit names it")
+        raise refused(f"no socket of that name was passed, only {there}: FileDescriptorName= of the .socket unit sets it")
     with ExitStack() as stack:
         sockets = []
         for number in chosen:
@@ -290,9 +290,9 @@ def passed_sockets(place: Passed, rules: Rules, environ: Mapping[str, str]) -> l
                 sock = stack.enter_context(socket.socket(fileno=os.dup(number)))
                 listens = sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             except OSError as e:
-                raise refused(f"{what} is no socket: {e.strerror}") from e
+                raise refused(f"{what} is not a socket: {e.strerror}") from e
             if sock.type != socket.SOCK_STREAM:
-                raise refused(f"{what} is no stream socket: the .socket unit needs ListenStream=")
+                raise refused(f"{what} is not a stream socket: the .socket unit needs ListenStream=")
             if sock.family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX):
                 raise refused(f"{what} is neither TCP nor a Unix socket")
             if not listens:

@@ -17,30 +17,30 @@ from protocols.proxy import ProxyHeader, ProxyReceiver
 
 @final
 class TrustedProxies:
-    """Proxies that `listen.trusted_proxies` lists."""
+    """The proxies of `listen.trusted_proxies`."""
 
     def __init__(self, listed: Iterable[str]) -> None:
-        """ValueError for what is neither an address nor a network, nor `unix`."""
+        """`listed` has addresses, networks, and `unix` for every Unix socket. ValueError for any other text."""
         named = set(listed)
         self._unix = TRUSTED_UNIX in named
         networks = [_network(text) for text in sorted(named - {TRUSTED_UNIX})]
         self._networks = {version: [net for net in networks if net.version == version] for version in (4, 6)}
 
     def includes(self, peer: str) -> bool:
-        """True if a connection's peer, as its transport names it, is one of them."""
+        """True if a connection's peer is a trusted proxy. `peer` is the transport's text for it."""
         if peer.startswith(UNIX):
             return self._unix
         address = ip_address(split_port(peer)[0])
         return address is not None and self.trusts(address)
 
     def trusts(self, address: IPAddress) -> bool:
-        """True if it is the address of one of them."""
+        """True if this is the address of a trusted proxy."""
         return any(address in network for network in self._networks[address.version])
 
     async def greeted(self, transport: Transport, receiver: ProxyReceiver) -> TrustedProxies | None:
-        """Reads the PROXY header that one of them may have sent: `transport.peer` is then the client that it names, and the
-        receiver has what came behind it. Returns the proxies that may name clients in requests: these, or None where that
-        client is none of them. TransportLost for a header that is malformed, and where the peer leaves first."""
+        """Reads the PROXY header that a trusted proxy may have sent. If there is one, `transport.peer` becomes the client
+        that it names. The receiver keeps the bytes behind it. Returns the proxies that may name clients in requests: these,
+        or None if that client is not one of them. TransportLost for a malformed header, or if the peer leaves first."""
         buffer = memoryview(bytearray(4096))
         while isinstance(header := _next(receiver), Signal):
             n = transport.try_receive_into(buffer)
@@ -61,7 +61,7 @@ class TrustedProxies:
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """One of IPv4 addresses mapped into IPv6 is that of IPv4: so is the address of every peer."""
+    """Reads a network. One of IPv4 addresses mapped into IPv6 becomes the IPv4 network, as the addresses of peers do."""
     network = ipaddress.ip_network(text)
     mapped = getattr(network.network_address, "ipv4_mapped", None)
     return network if mapped is None or network.prefixlen < 96 else ipaddress.ip_network((mapped, network.prefixlen - 96))

@@ -1,4 +1,4 @@
-"""Tells when a transport is ready: one private epoll set for descriptors, two waiting tasks for the rest."""
+"""Tells the owners of transports when they are ready: by one epoll set, or by two waiting tasks for each transport."""
 
 from __future__ import annotations
 
@@ -13,80 +13,80 @@ import trio
 from gateway.doorbell import Doorbell
 from gateway.net.transport import Transport
 
-_EVENTS = 256  # at most, of one look
+_EVENTS = 256  # the most events of one look
 
 
 class Watchable(Transport, Protocol):
-    """A transport with a number by which its edges are named."""
+    """A transport with a file descriptor."""
 
     def fileno(self) -> int: ...
 
 
 class Edges(Protocol):
-    """An epoll set for descriptors that are registered edge-triggered."""
+    """The calls of an epoll set, in which descriptors are registered edge-triggered."""
 
     def register(self, descriptor: int, mask: int, /) -> None: ...
     def unregister(self, descriptor: int, /) -> None: ...
     def poll(self, timeout: float, at_most: int, /) -> list[tuple[int, int]]: ...
     def close(self) -> None: ...
     async def wait(self) -> None:
-        """Returns when `poll` may give something."""
+        """Returns when `poll` may have events."""
         ...
 
 
 class Told(Protocol):
-    """The owner of a transport, which is told when that is ready. No call raises or waits."""
+    """The owner of a transport, which is told of its changes. No call raises or waits."""
 
     blocked: bool
-    """True if it wants to know that it can send."""
+    """True if the owner waits until it can send."""
 
     def readable(self, hung_up: bool) -> None:
-        """Bytes, an end of stream or an error are there. `hung_up`: an end, an error or urgent data among them, so a
-        short receive does not mean that nothing is left."""
+        """Called when there are bytes, an end of stream or an error. `hung_up` is true if there is an end, an error or
+        urgent data: a short receive then does not mean that nothing is left."""
         ...
 
     def writable(self) -> None: ...
     def failed(self, error: Exception) -> None:
-        """The transport cannot even be waited for."""
+        """Called when a wait for the transport raises."""
         ...
 
 
 class Readiness(Protocol):
-    """Tells an owner of the next time that its transport is ready, if asked to. There are two kinds, `PolledTransport` and
-    `WaitedTransport`, which an owner uses alike."""
+    """An owner's side of readiness: asks to be told when its transport is ready next. There are two kinds,
+    `PolledTransport` and `WaitedTransport`; an owner uses both alike."""
 
     def want_readable(self) -> None:
-        """There is nothing more to receive: tells when there is."""
+        """Called after everything was received: asks to be told when there is more."""
         ...
 
     def want_writable(self) -> None:
-        """It takes no more bytes: tells when it does."""
+        """Called when the transport takes no more bytes: asks to be told when it does."""
         ...
 
     def forget(self) -> None:
-        """There is nothing more to tell. Called before the transport is closed."""
+        """Ends the telling. Called before the transport is closed."""
         ...
 
 
 class ReadinessSource(Protocol):
-    """The place where a leading task learns which transports are ready."""
+    """The source from which the task that reads and writes learns which transports are ready."""
 
     async def wait(self) -> None:
-        """Returns when something may be ready."""
+        """Returns when a transport may be ready."""
         ...
 
     def look(self) -> bool:
-        """Learns what is ready now, beside what is still to be told. True if there is something to tell."""
+        """Learns what is ready now, and adds it to the events not yet told. True if there are any."""
         ...
 
     def tell(self, at_most: int) -> int:
-        """Tells so many owners at most. How many it told: 0 when nobody is left to be told."""
+        """Tells at most this many owners. Returns how many it told; 0 when there is nothing left to tell."""
         ...
 
 
 @final
 class PolledTransport:
-    """One socket's place with a poller, which tells its owner of each change without being asked."""
+    """One socket's place in a poller. The poller tells the owner of each change without being asked."""
 
     __slots__ = ("_descriptor", "_poller")
 
@@ -94,24 +94,25 @@ class PolledTransport:
         self._poller, self._descriptor = poller, descriptor
 
     def tell(self, owner: Told) -> None:
-        """Tells `owner` from now on; what is so already, at once. Nothing where `forget` came before."""
+        """Tells `owner` of each change from now on; if the socket is ready already, at the next look. Does nothing after
+        `forget`."""
         if self._descriptor >= 0:
             self._poller.add(self._descriptor, owner)
 
     def want_readable(self) -> None:
-        """It tells by itself."""
+        """Does nothing: the poller tells of every change."""
 
     want_writable = want_readable
 
     def forget(self) -> None:
-        """To be called before the socket is closed."""
+        """Ends the telling. Must be called before the socket is closed."""
         descriptor, self._descriptor = self._descriptor, -1
         self._poller.remove(descriptor)
 
 
 @final
 class WaitedTransport:
-    """A transport that no poller can watch: two tasks wait for it, one in each direction, as often as its owner asks."""
+    """A transport that no poller can watch. Two tasks wait for it, one in each direction, each time its owner asks."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -127,7 +128,7 @@ class WaitedTransport:
         self._over.set()
 
     async def run(self, owner: Told) -> None:
-        """Tells `owner` until it says `forget`. Cancelling this does not end the owner: who cancels does."""
+        """Tells `owner` until it calls `forget`. Cancelling this does not end the owner: the canceller must end it."""
         transport = self._transport
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._wait, owner, self._dry, transport.wait_readable, partial(owner.readable, False))
@@ -151,22 +152,22 @@ class WaitedTransport:
 class Poller(ReadinessSource):
     """Tells each socket's owner when it becomes readable or writable.
 
-    A socket is registered once, edge-triggered: its owner is told of every change, and receives, or sends, until the
-    kernel says that it would block. That saves the system call and the task switch that a wait for each read costs.
+    A socket is registered once, edge-triggered. Its owner is told of every change, and receives or sends until the kernel
+    answers that it would block. That saves a system call and a task switch for each read.
     """
 
     available = hasattr(select, "epoll")
-    """Elsewhere a connection waits by itself."""
+    """True if this system has epoll. If not, each connection is a `WaitedTransport`."""
 
     def __init__(self, edges: Edges | None = None) -> None:
-        """`edges` are those of the kernel, or of memory where a test has no sockets."""
+        """`edges` is the epoll set: by default the kernel's. A test without sockets gives one in memory."""
         self._edges = _Kernel() if edges is None else edges
         self._owners: dict[int, Told] = {}
-        # the events to tell of each descriptor, in the order in which the descriptors became ready
+        # the events of each descriptor that are not yet told, in the order in which descriptors became ready
         self._events: OrderedDict[int, int] = OrderedDict()
 
     def watch(self, descriptor: int) -> PolledTransport:
-        """A place for a socket, whose owner is named later."""
+        """Returns a place for a socket. Its owner is named later, by `PolledTransport.tell`."""
         return PolledTransport(self, descriptor)
 
     def add(self, descriptor: int, owner: Told) -> None:
@@ -179,8 +180,8 @@ class Poller(ReadinessSource):
             self._edges.unregister(descriptor)
 
     def look(self) -> bool:
-        """True if something is ready now. Asks the kernel each time: if it asked only when nothing is left to tell, it would
-        miss news for as long as there is enough to do."""
+        """True if something is ready now. Asks the kernel each time, also if events are left: on a busy server some always
+        are, and newly ready sockets would not be seen."""
         events = self._events
         if events:
             for descriptor, mask in self._edges.poll(0, _EVENTS):
@@ -210,7 +211,7 @@ class Poller(ReadinessSource):
         return told
 
     def close(self) -> None:
-        """Every owner is gone."""
+        """Closes the epoll set. Called when every owner is gone."""
         self._edges.close()
 
 
@@ -226,8 +227,8 @@ class _Kernel:
 
 if Poller.available:
     _WATCHED = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-    # events that a short receive may have stopped before: the end, an error, and a peer's urgent data (tcp(7))
+    # after a short receive these may still be unread: the end, an error, and a peer's urgent data (tcp(7))
     _BEHIND = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
     _RECEIVE = select.EPOLLIN | _BEHIND
     _SEND = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
-    _USUAL = select.EPOLLIN | select.EPOLLOUT  # a request, to one who may answer: an edge tells all that is so
+    _USUAL = select.EPOLLIN | select.EPOLLOUT  # bytes came, and each edge also reports that it can send

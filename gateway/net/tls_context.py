@@ -1,4 +1,4 @@
-"""TLS contexts: what a server of ours offers, and a client that trusts one CA."""
+"""TLS contexts: for the gateway's listeners, and for a client that trusts one CA."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gateway.config.problem import ConfigError
 from gateway.net.development_certificate import DevelopmentCertificate, default_directory, ensure
 
 ALPN = ("h2", "http/1.1")
-# TLS 1.2: forward secrecy and AEAD alone (RFC 9113 section 9.2.2 forbids the rest to HTTP/2). TLS 1.3 has no other.
-# Level 2, which is Python's default too: keys and signatures of at least 112 bits, so no RSA below 2048 and no SHA-1.
+# TLS 1.2: only ciphers with forward secrecy and AEAD (RFC 9113 section 9.2.2 forbids others to HTTP/2). TLS 1.3 has no
+# others. Level 2, Python's default too: keys and signatures of at least 112 bits, so no RSA below 2048 and no SHA-1.
 _CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 _NO_CERTIFICATE = {"NO_CERTIFICATE_OR_CRL_FOUND", "NO_START_LINE"}
 
 
 def server_context(config: TLSConfig, *, now: datetime | None = None) -> ssl.SSLContext:
-    """A context for the listeners: TLS 1.2 and 1.3, ECDHE with AEAD, ALPN h2 and http/1.1 in this order, no compression
-    and no renegotiation. A client without ALPN, or with none of ours, is served HTTP/1.1 by the caller.
+    """Makes a context for the listeners: TLS 1.2 and 1.3, ECDHE with AEAD, ALPN h2 and http/1.1 in this order, no
+    compression and no renegotiation. The caller serves HTTP/1.1 to a client without ALPN, or with neither protocol.
 
-    With `dev` the development certificate is made or renewed first, as of `now` (the current time). With `client_ca` the
-    handshake fails for a client whose certificate none of those in the file has signed, or, where one is required, that
-    shows none. Raises ConfigError where TLS is off, a file is missing, is not PEM or is encrypted, or the key is not the
-    certificate's.
+    With `dev` the development certificate is made or renewed first, as of `now` (default: the current time). With
+    `client_ca` the handshake fails for a client whose certificate is neither in the file nor signed by one in it.
+    If a client certificate is required, it also fails for a client that shows none. ConfigError if TLS is off, if a file is
+    missing, not PEM or encrypted, or if the key does not belong to the certificate.
     """
     if config.dev:
         made = development_certificate(config, now=now)
@@ -62,15 +62,15 @@ def _ask_clients(context: ssl.SSLContext, config: TLSConfig) -> None:
         raise ConfigError(f"tls.client_ca: {config.client_ca} {why}") from None
     except OSError as error:
         raise ConfigError(f"tls.client_ca: {config.client_ca} cannot be read: {error.strerror}") from None
-    # a certificate in the file is trusted, whether or not a root above it is there
+    # a certificate in the file is trusted even if it is not self-signed and its issuer is absent
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     required = config.client_certificate == "required"
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
 
 
 def client_context(ca: Path, *, alpn: Sequence[str] = ALPN) -> ssl.SSLContext:
-    """A context for a client that trusts `ca` alone, checks the server's name, and offers `alpn`. Raises ConfigError
-    where the file is missing or is not PEM."""
+    """Makes a context for a client that trusts `ca` alone, checks the server's name, and offers `alpn`. ConfigError if the
+    file is missing or is not PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _common(context, alpn)
     try:
@@ -81,8 +81,8 @@ def client_context(ca: Path, *, alpn: Sequence[str] = ALPN) -> ssl.SSLContext:
 
 
 def development_certificate(config: TLSConfig, *, now: datetime | None = None) -> DevelopmentCertificate:
-    """The certificate that `dev` stands for, made or renewed where needed, for the caller who wants to say where its
-    `ca.pem` is. Raises ConfigError where its directory cannot be used."""
+    """Returns the certificate that `dev` serves, made or renewed if needed, for a caller that needs the path of its
+    `ca.pem`. ConfigError if its directory cannot be used."""
     directory = Path(config.dev_dir) if config.dev_dir else default_directory(os.environ)
     return ensure(directory, now=now or datetime.now(UTC))
 
@@ -95,7 +95,7 @@ def _common(context: ssl.SSLContext, alpn: Sequence[str]) -> None:
 
 
 def _check_pair(cert_file: str, key_file: str) -> None:
-    """OpenSSL's own errors name no file; these do."""
+    """Checks that the key belongs to the certificate. ConfigError names the file, which OpenSSL's errors do not."""
     cert_pem, key_pem = _read("tls.cert", cert_file), _read("tls.key", key_file)
     try:
         cert = x509.load_pem_x509_certificates(cert_pem)[0]

@@ -1,4 +1,4 @@
-"""The certificate that the listeners show, and how another one takes its place while they listen."""
+"""The certificate that the listeners show, and its replacement while they listen."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from models.blocking import detached, in_thread
 log = logging.getLogger("gateway.tls")
 
 _Stamp: TypeAlias = tuple[tuple[int, ...], ...]
-"""The state of the files: if it differs, one of them has changed."""
+"""Facts of each file that change when the file does."""
 
-_TRIES = 3  # to read files while somebody writes them
+_TRIES = 3  # to read files that are being written meanwhile
 
 
 @final
 class ServedCertificate:
-    """A TLS context for the next connection, made anew when the files that it is made of have changed.
+    """A TLS context for new connections. It is made again when its files have changed.
 
-    A connection keeps the context that it began with. Files that cannot be served change nothing but the log, where an
-    error says what is wrong with them.
+    A connection keeps the context that it began with. If the files cannot be served, an error in the log gives the
+    reason, and nothing else changes.
     """
 
     def __init__(self, config: TLSConfig, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        """Reads the files. ConfigError as `server_context` has it. `now` is the wall clock, aware."""
+        """Reads the files; raises ConfigError as `server_context` does. `now` gives the current time, with a zone."""
         self._config, self._now = config, now
         self._one_at_a_time = trio.Lock()
         self._stamp, made = self._make()
@@ -48,11 +48,11 @@ class ServedCertificate:
         self._tell_dates()
 
     async def reload(self) -> Certificate:
-        """Shows what the files hold now to every connection that begins from now on. ConfigError says which file cannot be
-        served, and why; the certificate before it is shown on. Cancelled, it has changed nothing."""
+        """Reads the files again, for every connection that begins from now on. ConfigError says which file cannot be served,
+        and why; then, and if this is cancelled, the previous certificate stays in use."""
         async with self._one_at_a_time:
             stamp, made = await in_thread(self._make, abandon_on_cancel=True)
-            self._stamp = stamp  # kept for broken files too: they are tried again only once they have changed
+            self._stamp = stamp  # also of broken files: they are not tried again until they have changed
             if isinstance(made, Exception):
                 try:
                     raise made
@@ -66,8 +66,8 @@ class ServedCertificate:
         return new
 
     async def watch(self) -> None:
-        """Reloads, until cancelled, when the files have changed and then stayed the same for `tls.reload_interval`: a
-        certificate is often written before its key, and a long file not all at once. Returns at once where that is 0."""
+        """Reloads, until cancelled, when the files have changed and then stayed unchanged for `tls.reload_interval`: a
+        certificate is often written before its key, and a long file in parts. Returns at once if the interval is 0."""
         interval = self._config.reload_interval
         before = self._stamp
         while interval:
@@ -81,8 +81,8 @@ class ServedCertificate:
             before = found
 
     def _files(self) -> list[Path]:
-        """Those that the context is made of, the certificate first. The development certificate is made, or renewed in its
-        last day, which nobody else would do for it."""
+        """Returns the files of the context, the certificate first. Makes the development certificate, or renews it in its
+        last day: no other program does."""
         config = self._config
         if config.dev:
             made = development_certificate(config, now=self._now())
@@ -94,11 +94,11 @@ class ServedCertificate:
     def _look(self) -> _Stamp:
         try:
             return _stamps(self._files())
-        except ConfigError:  # which is told where it is loaded
+        except ConfigError:  # `_make` reports it
             return ()
 
     def _make(self) -> tuple[_Stamp, tuple[ssl.SSLContext, Certificate] | Exception]:
-        """A context, or why there is none, and the files as they were before it was made of them."""
+        """Makes a context. Returns the facts of the files from before it was made, and the context or the error."""
         stamp: _Stamp = ()
         made: tuple[ssl.SSLContext, Certificate] | Exception
         for _ in range(_TRIES):
@@ -112,7 +112,8 @@ class ServedCertificate:
         return stamp, made
 
     def _tell_dates(self) -> None:
-        """A certificate out of its time is shown all the same, and clients refuse it: the operator is to know why."""
+        """Warns of a certificate that is not valid now. It is shown nonetheless, and the warning explains why clients refuse
+        it."""
         now, shown = self._now(), self.certificate
         if not shown.begins <= now < shown.expires:
             dates = {"begins": shown.begins.isoformat(), "expires": shown.expires.isoformat()}
@@ -122,9 +123,9 @@ class ServedCertificate:
 
 
 def tell_broken(error: Exception) -> None:
-    """Logs that a reload has changed nothing."""
+    """Logs the error of a reload, which has changed nothing."""
     reason = str(error) if isinstance(error, ConfigError) else repr(error)
-    log.error("the certificate cannot be reloaded: the one before is shown on", extra={"reason": reason})
+    log.error("the certificate cannot be reloaded: the previous one stays in use", extra={"reason": reason})
 
 
 def _stamps(files: list[Path]) -> _Stamp:
@@ -136,5 +137,5 @@ def _stamp(file: Path) -> tuple[int, ...]:
         found = os.stat(file)
     except OSError as error:
         return (error.errno or 0,)
-    # the time of its last change of any kind too: its permissions may have been all that was wrong
+    # st_ctime_ns too: a change of permissions alone may repair a file
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,4 +1,4 @@
-"""TLS as a transport: an ssl.MemoryBIO pump in the same reader and writer, with no task of its own."""
+"""TLS as a transport, by ssl.MemoryBIO: it runs in the connection's reader and writer, without a task of its own."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from protocols.events import Buffer
 _CHUNK = 65536
 _RECORD = 16384
 _LAST_WORDS = 1.0  # seconds that a failed handshake waits for the client to leave
-_UNTRUSTED = "the client does not trust our certificate: it has to know its CA"
+_UNTRUSTED = "the client does not trust the server's certificate: it needs the CA's certificate"
 _CAUSES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has shown no certificate, and one is required (tls.client_ca)",
-    "HTTP_REQUEST": "the client speaks HTTP in clear to the port of TLS",
-    "WRONG_VERSION_NUMBER": "the client sends no TLS, or a PROXY header first (listen.trusted_proxies)",
-    "UNSUPPORTED_PROTOCOL": "the client speaks no TLS from 1.2 on",
+    "HTTP_REQUEST": "the client sent HTTP without TLS to the TLS port",
+    "WRONG_VERSION_NUMBER": "the client sent no TLS, or a PROXY header before it (listen.trusted_proxies)",
+    "UNSUPPORTED_PROTOCOL": "the client does not support TLS 1.2 or later",
     "NO_SHARED_CIPHER": "the client offers no cipher with forward secrecy and AEAD",
     "TLSV1_ALERT_UNKNOWN_CA": _UNTRUSTED,
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _UNTRUSTED,
     "SSLV3_ALERT_BAD_CERTIFICATE": _UNTRUSTED,
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate is not valid now, as the client says",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client finds that the server's certificate is not valid now",
 }
-"""Causes of a failed handshake, as a server sees them, by OpenSSL's reason."""
+"""The causes of failed handshakes of a server, by OpenSSL's reason."""
 _CAUSES_OF_A_CLIENT = {
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server wants a certificate of its client",
-    "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust the certificate that it was shown",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server requires a client certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust the client's certificate",
 }
-"""Causes of a failed handshake, as a client sees them, by OpenSSL's reason."""
+"""The causes of failed handshakes of a client, by OpenSSL's reason."""
 
 
 @final
 class TLSTransport:
     """Encrypts over another transport.
 
-    `handshake` comes first. A plaintext byte counts as sent when its ciphertext was produced; `pending` tells whether
-    ciphertext still waits for the transport below.
+    `handshake` must be called first. A plaintext byte counts as sent once it is encrypted. `pending` is true while
+    encrypted bytes still wait for the transport below.
     """
 
-    short_is_dry = False  # a read gives one record
+    short_is_dry = False  # a read returns one record at most
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TLSTransport:
         hostname: str | None = None,
         received: bytes = b"",
     ) -> None:
-        """`received` was read from the transport below already."""
+        """`received`: bytes that were already read from the transport below."""
         self._below = below
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._incoming.write(received)
@@ -70,7 +70,7 @@ class TLSTransport:
         self.alpn = ""
 
     async def handshake(self) -> None:
-        """Completes the handshake; TransportLost if the peer fails it."""
+        """Completes the handshake. TransportLost if it fails or the peer leaves."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -90,11 +90,11 @@ class TLSTransport:
         self._maybe_more = True
 
     def peer_certificate(self) -> bytes:
-        """The peer's verified certificate in DER; empty where it has shown none, or was not asked for one."""
+        """Returns the peer's verified certificate, in DER; empty if the peer showed none or was not asked for one."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     def _why(self, error: ssl.SSLError) -> str:
-        """OpenSSL's word, and for those that have a cause that somebody can do something about, that."""
+        """Returns OpenSSL's reason, with its cause in plain words if there is an entry for it."""
         if isinstance(error, ssl.SSLCertVerificationError):
             setting = " (tls.client_ca)" if self._server_side else ""
             return f"{error.reason}: the peer's certificate is refused: {error.verify_message}{setting}"
@@ -102,8 +102,9 @@ class TLSTransport:
         return f"{error.reason}: {cause}" if cause else error.reason
 
     async def _say_why(self) -> None:
-        """Leaves the peer the time to read the alert. In TLS 1.3 a client has often sent its request when the server finds
-        its certificate wrong, and closing over unread bytes makes the kernel send RST, which destroys the alert."""
+        """Sends the alert, and gives the client time to read it. In TLS 1.3 a client has often sent its request before the
+        server refuses its certificate. Closing with those bytes unread makes the kernel send RST, which destroys the
+        alert."""
         with trio.move_on_after(_LAST_WORDS), contextlib.suppress(TransportLost):
             await self._flush()
             if self._server_side:
@@ -118,21 +119,21 @@ class TLSTransport:
             self._push()
 
     def _pull(self) -> bool:
-        """Moves what has arrived into the TLS object; whether anything did."""
+        """Moves received bytes into the TLS object. True if there were any."""
         if self._below_eof:
             return False
         n = self._below.try_receive_into(self._scratch)
         if n is None:
             return False
         if n == 0:
-            # without a close_notify too: truncation is not hidden, every wire above frames its own end
+            # a missing close_notify is no error here: every wire above frames its end, and sees a truncation itself
             self._below_eof = True
             return False
         self._incoming.write(self._scratch[:n])
         return True
 
     def _push(self) -> bool:
-        """Moves ciphertext down; True when none is left."""
+        """Moves encrypted bytes to the transport below. True when none are left."""
         while True:
             if not self._unsent and self._outgoing.pending:
                 self._unsent = memoryview(self._outgoing.read())
@@ -207,7 +208,7 @@ class TLSTransport:
         return self._below.hung_up()
 
     def send_eof(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # our close_notify is what counts, the peer's is not waited for
+        with contextlib.suppress(ssl.SSLError):  # sends our close_notify; the peer's is not waited for
             self._read_ahead()
             self._tls.unwrap()
         self._ending = True
@@ -215,7 +216,7 @@ class TLSTransport:
             self._push()
 
     def _read_ahead(self) -> None:
-        # unwrap over data that was not read fails, and so does every read after it (OpenSSL 3.0)
+        # with data unread, unwrap fails, and so does every later read (OpenSSL 3.0)
         ahead = bytearray(self._ahead)
         with contextlib.suppress(ssl.SSLWantReadError):
             while data := self._tls.read(_CHUNK):

@@ -21,42 +21,43 @@ from protocols.events import Buffer
 
 _IOV_MAX = 512
 _NOTSENT_LOWAT: int = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
-# If one send has at least `_BULK` bytes, the kernel may take that many at once, which costs a sixth of the wake-ups of the
-# bound for streams.
+# A send of at least _BULK bytes raises the bound on unsent bytes to _BULK, until one is below _SMALL: the whole answer is
+# there already, and the kernel then wakes the writer a sixth as often as with the bound for streams.
 _BULK, _SMALL = 1024 * 1024, 16 * 1024
-_GOODBYE = 1.0  # seconds that a stream has to end well
+_GOODBYE = 1.0  # seconds for the end of a stream, such as TLS's close_notify
 
 
 class Transport(Protocol):
-    """A byte stream that is tried first and waited for only when it would block.
+    """A byte stream. Callers try to receive or send first, and wait only when it would block.
 
-    One task receives and one task sends; neither `try_` call ever waits. Every failure of the connection is
-    TransportLost. `close` may be called at any time and any number of times, also by a cancelled task; whoever waits
-    goes on, and finds the connection gone.
+    One task receives and one task sends. The `try_` calls never wait. Every failure of the connection is TransportLost.
+    `close` may be called at any time and any number of times, also by a cancelled task. A task that waits then returns,
+    or gets TransportLost.
     """
 
     peer: str
     alpn: str
     short_is_dry: bool
-    """True if a receive that did not fill its buffer took all there was."""
+    """True if a receive that did not fill its buffer took everything that had arrived."""
 
     @property
     def pending(self) -> bool:
-        """Accepted bytes that have not reached the kernel yet; `wait_writable` then `try_send(())` moves them on."""
+        """True while accepted bytes have not reached the kernel. `wait_writable`, then `try_send(())`, moves them on."""
         ...
 
     def try_receive_into(self, buffer: memoryview) -> int | None:
-        """Bytes received, 0 at the peer's end of stream (again and again), None if it would block. The buffer has room
-        for at least one."""
+        """Receives into the buffer, which must have room for at least one byte. Returns the number of bytes; 0 at the peer's
+        end of stream, each time; None if it would block."""
         ...
 
     def try_send(self, buffers: Sequence[Buffer]) -> int:
-        """Bytes taken from the front of the buffers; 0 if it would block. There is a byte in them, or there are none."""
+        """Takes bytes from the front of the buffers. Returns their number; 0 if it would block. The buffers must have at
+        least one byte, unless there are no buffers."""
         ...
 
     def unsent(self) -> tuple[int, int] | None:
-        """Bytes that the kernel has taken and the peer's has not acknowledged, and how many it takes; None where nobody
-        tells."""
+        """Returns the bytes that the kernel holds and the peer has not acknowledged, and the most that it holds. None if
+        unknown."""
         ...
 
     async def wait_readable(self) -> None: ...
@@ -64,11 +65,11 @@ class Transport(Protocol):
     async def wait_writable(self) -> None: ...
 
     def hung_up(self) -> bool:
-        """True if the peer has closed or reset, seen without reading the bytes that it sent before."""
+        """True if the peer has closed or reset the connection. Reads nothing of the bytes sent before."""
         ...
 
     def send_eof(self) -> None:
-        """Closes our direction in order, where the transport can."""
+        """Ends our direction in order, if the transport can."""
         ...
 
     def close(self) -> None: ...
@@ -76,14 +77,15 @@ class Transport(Protocol):
 
 @final
 class SocketTransport:
-    """A connected, non-blocking TCP or Unix socket that we own."""
+    """A connected TCP or Unix socket. The transport owns it, and makes it non-blocking."""
 
     short_is_dry = True  # epoll(7), question 9
 
     def __init__(self, sock: socket.socket, *, unsent: int = 0) -> None:
-        """`unsent` bounds what the kernel takes before the peer does, where the system can; 0 leaves it to the system."""
+        """`unsent`: the most bytes that the kernel buffers unsent (TCP_NOTSENT_LOWAT), if the system can; 0: the system's
+        default."""
         self.closed: Callable[[], None] | None = None
-        """Called once, when it is closed."""
+        """Called once, when the transport is closed."""
         sock.setblocking(False)
         self._sock = sock
         self._unsent, self._bulk = 0, False
@@ -136,7 +138,7 @@ class SocketTransport:
         await self._wait(trio.lowlevel.wait_writable)
 
     async def _wait(self, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
-        if self._closed:  # Trio would keep descriptor -1, and find it busy ever after
+        if self._closed:  # Trio would register descriptor -1, and every later wait for it would fail as busy
             raise TransportLost("closed")
         try:
             await wait(self._sock)
@@ -167,7 +169,7 @@ class SocketTransport:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # the peer is gone already: the next receive sees the end of the stream
+            return  # the connection is gone already, which ends the stream too
 
     def close(self) -> None:
         if not self._closed:
@@ -248,7 +250,7 @@ class MemoryTransport:
         self._other._readable.ring()
 
     def reset(self) -> None:
-        """Ends both directions at once and discards what is under way, as a TCP RST does."""
+        """Ends both directions at once and discards the bytes under way, as a TCP RST does."""
         for end in (self, self._other):
             end._reset = True
             end._inbox.clear()
@@ -264,7 +266,7 @@ class MemoryTransport:
 
 
 def memory_pair(capacity: int = 65536) -> tuple[MemoryTransport, MemoryTransport]:
-    """Two connected ends; each direction holds at most `capacity` bytes, like a kernel's socket buffers."""
+    """Makes two connected ends. Each direction holds at most `capacity` bytes, like a kernel's socket buffers."""
     a, b = MemoryTransport(capacity), MemoryTransport(capacity)
     a._other, b._other = b, a
     return a, b
@@ -272,11 +274,11 @@ def memory_pair(capacity: int = 65536) -> tuple[MemoryTransport, MemoryTransport
 
 @final
 class StreamTransport:
-    """Any trio Stream, for embedders who own their listener; costs one copy a direction.
+    """Any trio Stream as a transport, for embedders with their own listener. It costs one copy for each direction.
 
-    The waits do the stream's own receiving and sending, so they may only be cancelled when the connection ends. The
-    stream's end is seen by reading up to it, and `send_eof` does nothing: a Stream cannot end its direction without
-    waiting. One that breaks while bytes are being sent has ended for the reader; the sender hears of what is broken.
+    The waits receive and send on the stream itself, so they may only be cancelled when the connection ends. The peer's
+    end is seen only after all bytes before it are read. `send_eof` does nothing: a Stream cannot end its direction without
+    waiting. If the stream breaks while bytes are being sent, the reader sees an end, and the sender gets TransportLost.
     """
 
     short_is_dry = True
@@ -322,8 +324,8 @@ class StreamTransport:
                 except trio.BrokenResourceError:
                     if not self._unsent:
                         raise
-                    # A peer that has its whole answer may leave, and without a goodbye, before the send says that it has
-                    # sent: so this is the end of what it sends, and whether it took the answer is for the send to say.
+                    # A peer with its whole answer may leave, without a close_notify, before `send_all` returns. To the
+                    # reader this is an end; only the send can tell whether the peer took the answer.
                     self._received = b""
 
     async def wait_writable(self) -> None:
@@ -362,21 +364,21 @@ class StreamTransport:
             scope.cancel()
 
     async def aclose(self) -> None:
-        """Closes the stream itself, with the goodbye that it may have (TLS's) where the peer takes that within a second; at
-        once where this is cancelled. The embedder's `serve_stream` does it when the connection is over."""
+        """Closes the stream itself. A close that waits, such as TLS's close_notify, has 1 second; if this is cancelled, the
+        stream is closed at once. `Gateway.serve_stream` calls it when the connection is over."""
         with trio.move_on_after(_GOODBYE), suppress(trio.BrokenResourceError):
             await self._stream.aclose()
 
 
 def _peer_of(stream: trio.abc.Stream) -> str:
-    """The address of a socket's peer, below TLS too; "stream" of what is none."""
+    """Returns the address of a socket's peer, also below TLS; "stream" if there is no socket."""
     while isinstance(stream, trio.SSLStream):
         stream = stream.transport_stream
     return peer_of(stream.socket) if isinstance(stream, trio.SocketStream) else "stream"
 
 
 def front(buffers: Sequence[Buffer], n: int) -> list[Buffer]:
-    """The first n bytes of the buffers, by reference."""
+    """Returns the first n bytes of the buffers, without a copy."""
     pieces: list[Buffer] = []
     for buffer in buffers:
         if n <= 0:

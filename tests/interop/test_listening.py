@@ -190,8 +190,8 @@ def test_who_comes_while_the_server_is_started_anew_waits_for_it(start: Start) -
     ("kind", "why"),
     [
         ("stream", "does not listen: the .socket unit needs Accept=no"),
-        ("datagram", "is no stream socket: the .socket unit needs ListenStream="),
-        ("file", "is no socket: "),
+        ("datagram", "is not a stream socket: the .socket unit needs ListenStream="),
+        ("file", "is not a socket: "),
     ],
 )
 def test_what_is_passed_and_is_no_socket_that_listens_is_named(start: Start, folder: Path, kind: str, why: str) -> None:

@@ -143,7 +143,7 @@ def test_sighup_reloads_the_certificate_and_a_broken_one_is_told_in_the_log(tmp_
         assert shown(address, ca.client()) == "second"
         served.key.write_bytes(b"")
         process.send_signal(signal.SIGHUP)
-        told = logged(process, "the certificate cannot be reloaded: the one before is shown on")
+        told = logged(process, "the certificate cannot be reloaded: the previous one stays in use")
         assert told["level"] == "error"
         assert told["reason"] == f"tls.key: {served.key} holds no PEM private key"
         assert shown(address, ca.client()) == "second"

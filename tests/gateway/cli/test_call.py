@@ -786,7 +786,7 @@ async def test_a_server_that_asks_for_a_certificate_is_shown_one(wire: str, tmp_
         refused = await made("words", "Say", url=url, ca=authority.file, **how)
         assert refused.code in (3, 4)
         assert refused.out == ""
-        assert "the server wants a certificate of its client" in refused.errors[0]
+        assert "the server requires a client certificate" in refused.errors[0]
 
 
 def test_a_certificate_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ async def test_what_is_no_socket_stays(folder: Path, kind: str) -> None:
     {"file": path.touch, "folder": path.mkdir, "link": lambda: path.symlink_to(target), "fifo": lambda: os.mkfifo(path)}[
         kind
     ]()
-    assert "it is there already, and no socket: remove it; " in refused(f"unix:{path}")
+    assert "a file that is not a socket is there: remove it; " in refused(f"unix:{path}")
     assert stat.S_IFMT(path.lstat().st_mode) != stat.S_IFSOCK
     assert target.read_text() == "data"
 
@@ -310,11 +310,11 @@ async def test_what_fails_behind_a_unix_socket_removes_it(folder: Path) -> None:
         ({}, "no socket was passed, LISTEN_FDS is not set; start this program by its .socket unit"),
         ({"LISTEN_FDS": "1"}, "the sockets were passed to process (LISTEN_PID is not set), and this one is "),
         ({"LISTEN_FDS": "1", "LISTEN_PID": "1"}, "passed to process 1, and this one is "),
-        ({"LISTEN_FDS": "x", "LISTEN_PID": "self"}, "LISTEN_FDS is 'x', which is no number of sockets"),
-        ({"LISTEN_FDS": "0", "LISTEN_PID": "self"}, "LISTEN_FDS is '0', which is no number of sockets"),
+        ({"LISTEN_FDS": "x", "LISTEN_PID": "self"}, "LISTEN_FDS must be a number of sockets from 1 to 65535, not 'x'"),
+        ({"LISTEN_FDS": "0", "LISTEN_PID": "self"}, "LISTEN_FDS must be a number of sockets from 1 to 65535, not '0'"),
         (
             {"LISTEN_FDS": "2", "LISTEN_PID": "self", "LISTEN_FDNAMES": "a:b"},
-            "no socket of that name was passed, but 'a', 'b': FileDescriptorName= of the .socket unit names it",
+            "no socket of that name was passed, only 'a', 'b': FileDescriptorName= of the .socket unit sets it",
         ),
     ],
 )

@@ -191,7 +191,7 @@ async def test_a_client_in_clear_is_told_apart_in_the_log(
         while await stream.receive_some():
             pass
         await stream.aclose()
-    assert reasons(caplog) == ["TLS handshake failed: HTTP_REQUEST: the client speaks HTTP in clear to the port of TLS"]
+    assert reasons(caplog) == ["TLS handshake failed: HTTP_REQUEST: the client sent HTTP without TLS to the TLS port"]
 
 
 @pytest.mark.programs

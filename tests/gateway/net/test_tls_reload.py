@@ -196,7 +196,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "gateway.tls"]
 
 
-LOADED, BROKEN = "certificate loaded", "the certificate cannot be reloaded: the one before is shown on"
+LOADED, BROKEN = "certificate loaded", "the certificate cannot be reloaded: the previous one stays in use"
 
 
 @pytest.mark.usefixtures("_without_threads")

@@ -724,7 +724,7 @@ async def test_a_server_waits_a_moment_for_a_client_whose_handshake_failed_and_r
     lost = trio.Event()
 
     async def shake() -> None:
-        with pytest.raises(TransportLost, match="HTTP_REQUEST: the client speaks HTTP in clear to the port of TLS"):
+        with pytest.raises(TransportLost, match="HTTP_REQUEST: the client sent HTTP without TLS to the TLS port"):
             await TLSTransport(theirs, contexts[0]).handshake()
         lost.set()
 
