@@ -1,6 +1,6 @@
 """Composes protocols and models: listeners, exchanges, dialects, workers.
 
-The names here stay where they are; the reference lists which other modules do.
+The names in this module are stable. The reference lists the other stable modules.
 """
 
 import importlib
@@ -68,7 +68,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports a name from its home when it is first asked for: `import gateway` alone imports nothing else."""
+    """Imports a name from its module on first use: `import gateway` alone imports no other module."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

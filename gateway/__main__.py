@@ -2,5 +2,5 @@
 
 from gateway.cli.main import main
 
-if __name__ == "__main__":  # tools import every module of a package
+if __name__ == "__main__":  # some tools import every module of a package
     main()

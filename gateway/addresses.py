@@ -1,4 +1,4 @@
-"""Addresses: the places to listen at, as the configuration writes them, and those of sockets, as URLs and the log do."""
+"""Addresses: reads the places to listen on from the configuration, and writes those of sockets for URLs and the log."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 UNIX = "unix:"
-"""Prefix of the path of a Unix socket."""
+"""The prefix of a Unix socket's path."""
 TRUSTED_UNIX = "unix"
-"""Name of every Unix socket in a list of networks."""
+"""The word for every Unix socket in a list of networks."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A name or an address, with the ports that are configured beside it."""
+    """A host's name or address. Its ports are separate settings."""
 
     name: str
 
@@ -33,7 +33,7 @@ class Host:
 @final
 @dataclass(frozen=True, slots=True)
 class UnixSocket:
-    """A socket in the file system, in clear or behind TLS."""
+    """A socket in the file system, with or without TLS."""
 
     path: str
     tls: bool = False
@@ -42,7 +42,7 @@ class UnixSocket:
 @final
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Sockets that systemd, or a program of its protocol, has opened for this process: those of a name, or all of them."""
+    """Sockets that systemd, or a program with its protocol, has opened for this process. An empty name: all of them."""
 
     name: str
     tls: bool = False
@@ -52,7 +52,7 @@ Place: TypeAlias = Host | UnixSocket | Passed
 
 
 def places_of(said: str | Iterable[str]) -> list[Place]:
-    """The places that a setting such as `listen.host` says, which is one of them or a list."""
+    """Returns the places of a setting such as `listen.host`, which is one text or a list."""
     return [_place(text) for text in ([said] if isinstance(said, str) else said)]
 
 
@@ -68,13 +68,13 @@ def _place(text: str) -> Place:
 
 
 def url_host(host: str) -> str:
-    """A host as a URL has it: an IPv6 address in brackets (RFC 3986 section 3.2.2)."""
+    """Returns a host as URLs write it: an IPv6 address is in brackets (RFC 3986 section 3.2.2)."""
     return f"[{host}]" if ":" in host else host
 
 
 def reached_at(said: str | Iterable[str], port: int, *, scheme: str = "http") -> str:
-    """The URL, or `unix:PATH`, by which a program on this machine reaches what listens in clear at the first of these places
-    that can be told; empty where none can: sockets that systemd passes, and a port that is not above 0."""
+    """Returns the URL, or `unix:PATH`, by which a program on this machine reaches a plain listener of these places: the
+    first whose address is known. Empty if there is none: sockets of systemd, and ports not above 0, are unknown."""
     for place in places_of(said):
         match place:
             case Host(name) if port > 0:
@@ -88,9 +88,9 @@ def reached_at(said: str | Iterable[str], port: int, *, scheme: str = "http") ->
 
 
 def written(name: object) -> str:
-    """The name of a socket, as `getsockname` or `getpeername` gives it, for the log: `127.0.0.1:8080`, `[::1]:8080`,
-    `unix:/path`. An IPv4 client of a socket for both families has its IPv4 address. The name of a Unix socket may be any
-    bytes: those that cannot be printed are escaped."""
+    """Writes the name of a socket, from `getsockname` or `getpeername`, for the log: `127.0.0.1:8080`, `[::1]:8080`,
+    `unix:/path`. An IPv4 client of a socket for both families has its IPv4 address. A Unix socket's name may have any
+    bytes: unprintable characters are escaped."""
     if not isinstance(name, tuple):
         path = os.fsdecode(name) if isinstance(name, bytes | str) else ""
         return f"{UNIX}{escape(path.replace(chr(0), '@', 1))}"
@@ -98,7 +98,7 @@ def written(name: object) -> str:
 
 
 def written_ip(host: str, port: int | None) -> str:
-    """An IP address and its port as URLs write them; `port` None: the address alone."""
+    """Writes an IP address and its port as URLs do. If `port` is None, the address alone."""
     if ":" in host:
         address = ip_address(host)
         host = host if address is None else str(address)
@@ -106,7 +106,8 @@ def written_ip(host: str, port: int | None) -> str:
 
 
 def split_port(text: str) -> tuple[str, int | None]:
-    """An address that `written` or `written_ip` has made, without brackets, and its port."""
+    """Splits an address that `written` or `written_ip` has made into the host, without brackets, and the port. The port is
+    None if there is none."""
     host, colon, port = text.rpartition(":")
     if text.startswith(UNIX) or not colon or not port.isdecimal():
         return text.strip("[]"), None
@@ -114,8 +115,8 @@ def split_port(text: str) -> tuple[str, int | None]:
 
 
 def ip_address(text: str) -> IPAddress | None:
-    """The address that a text is, an IPv4 address mapped into IPv6 (RFC 4291 section 2.5.5.2) as what it stands for; None
-    where it is none."""
+    """Reads an IP address. An IPv4 address mapped into IPv6 (RFC 4291 section 2.5.5.2) becomes IPv4. None if the text is
+    not an address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -124,7 +125,7 @@ def ip_address(text: str) -> IPAddress | None:
 
 
 def is_network(text: str) -> bool:
-    """True if `listen.trusted_proxies` may list this text."""
+    """True if the text is valid in `listen.trusted_proxies`."""
     if text == TRUSTED_UNIX:
         return True
     try:
@@ -135,8 +136,8 @@ def is_network(text: str) -> bool:
 
 
 def peer_of(sock: socket.socket | trio.socket.SocketType) -> str:
-    """The address of a socket's peer, for the log. A client of a Unix socket has none of its own: it is that of the socket
-    that it came to. Empty where it has left."""
+    """Returns the address of a socket's peer, for the log. A client of a Unix socket has no address: the result is that of
+    the listening socket. Empty if the peer has left."""
     try:
         name = sock.getpeername()
         if not isinstance(name, tuple) and not name:

@@ -12,16 +12,17 @@ from gateway.wires.asgi import Receive, Scope, Send
 
 @final
 class ASGIApp:
-    """Serves the same routes, models and dialects over what an ASGI 3.0 server has accepted.
+    """Serves a gateway's routes, models and dialects on the connections of an ASGI 3.0 server.
 
         app = ASGIApp(Gateway(Config(listen=ListenConfig(port=-1)), models=[shout]))
 
-    The server must run on Trio. Alone, `gateway.serve` runs from the server's lifespan startup to its shutdown, which
-    drains. Mounted in another application, which gets the lifespan events itself, somebody else must run `gateway.serve`;
-    until it runs the answer is 503.
+    The server must run on Trio, or a call raises RuntimeError. If this is the server's only application, it runs
+    `gateway.serve` from the server's lifespan startup to its shutdown, which drains. Mounted in another application, it
+    gets no lifespan events: that application must run `gateway.serve`. While `gateway.serve` does not run, the answer is
+    503.
 
-    ASGI cannot express all that the gateway's own listeners promise: docs/reference/asgi.md has each point. RuntimeError if
-    the server does not run on Trio; `wires.asgi.AnswerCut` tells the server of an answer that cannot be completed.
+    ASGI cannot express everything that the gateway's own listeners do: docs/reference/asgi.md lists the differences.
+    `wires.asgi.AnswerCut` tells the server of an answer that cannot be completed.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -29,17 +30,17 @@ class ASGIApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _on_trio():
-            raise RuntimeError("it runs on Trio: use gateway.hypercorn.serve, or hypercorn with worker_class 'trio'")
+            raise RuntimeError("this app needs Trio: use gateway.hypercorn.serve, or hypercorn with worker_class 'trio'")
         match scope["type"]:
             case "lifespan":
                 await self._live(receive, send)
             case "http" | "websocket":
                 await self.gateway.serve_asgi(scope, receive, send)
             case other:
-                raise ValueError(f"no ASGI scope that is known here: {str(other)[:50]!r}")
+                raise ValueError(f"unknown type of ASGI scope: {str(other)[:50]!r}")
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """The server starts and stops us."""
+        """Runs the gateway from the server's startup to its shutdown."""
         assert (await receive())["type"] == "lifespan.startup"
         async with trio.open_nursery() as nursery:
             try:

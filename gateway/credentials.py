@@ -1,4 +1,4 @@
-"""Credentials of requests: where a key is in one, and what of all credentials no model is shown."""
+"""Credentials of requests: finds a request's key, and keeps credentials from the models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gateway.errors import BadRequest
 from protocols.events import Headers
 
 _VERIFIED_BY_A_MODEL = frozenset((b"authorization", b"x-amz-security-token", b"cookie"))
-"""Fields that `access.pass_credentials` shows to a model in the process, which then verifies its callers itself."""
+"""Fields that models in the process see only with `access.pass_credentials`, to verify their callers themselves."""
 _NEVER = frozenset((b"proxy-authorization", b"x-api-key"))
 _AUTHORIZATION, _API_KEY = b"authorization", b"x-api-key"
 _PROTOCOLS = b"sec-websocket-protocol"
 _KEY_PROTOCOL = b"everywire.key."
-"""The prefix of a subprotocol that is a key: browsers cannot send a header with a WebSocket."""
+"""The prefix of a subprotocol that holds a key: browsers cannot send a header with a WebSocket."""
 _MEMBERS = frozenset(("x-amz-credential", "x-amz-signature", "x-amz-security-token"))
 """Query members of a presigned URL (Signature Version 4): signer, signature and session token."""
 
@@ -27,9 +27,9 @@ _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 
 
 def shown_key(headers: Headers, *, beside: bool = False) -> bytes | None:
-    """The key that a request shows; None where it shows none. It may be a bearer token, the password of HTTP's Basic
-    (RFC 7617), an X-Api-Key, or a WebSocket subprotocol. BadRequest for two that differ, but where `beside` is true: an
-    X-Api-Key is then the key, whatever else there is for its model to verify."""
+    """Returns the key that a request shows; None if there is none. It is a bearer token, the password of HTTP's Basic
+    (RFC 7617), an X-Api-Key, or a WebSocket subprotocol. BadRequest for two different keys. With `beside`, an X-Api-Key is
+    the key, and other credentials beside it are for the model to verify."""
     found = set[bytes]()
     named = set[bytes]()
     for name, value in headers:
@@ -59,7 +59,7 @@ def _authorized(value: bytes) -> bytes | None:
             try:
                 return base64.b64decode(said.strip(b" \t"), validate=True).partition(b":")[2]
             except binascii.Error:
-                return b""  # no key is empty: it is refused
+                return b""  # no client has the empty key
         case _:
             return None
 
@@ -70,8 +70,8 @@ def is_signed(authorization: bytes) -> bool:
 
 
 def real_protocols(headers: Headers) -> tuple[bytes, ...]:
-    """The subprotocol to answer to a WebSocket that offers a key: the first other one that it offers, as browsers fail
-    where none of theirs is chosen. Empty where it offers no key, or nothing else."""
+    """Returns the subprotocol to choose for a WebSocket that offers a key: the first that is not a key. Browsers fail if
+    none of those that they offer is chosen. Empty if no key is offered, or nothing else."""
     offers = [offer for name, value in headers if name == _PROTOCOLS for offer in _offers(value)]
     real = [offer for offer in offers if not offer.startswith(_KEY_PROTOCOL)]
     if len(real) == len(offers):
@@ -85,8 +85,10 @@ def _offers(protocols: bytes) -> list[bytes]:
 
 @final
 class Door:
-    """Lets fields and queries pass to the models of the process; `passes_credentials` is `access.pass_credentials`. `keys`
-    and `signatures` say what is verified here: what has opened the door is nobody else's to see."""
+    """Decides which fields and query members of a request the models of the process see.
+
+    `passes_credentials` is `access.pass_credentials`. `keys` and `signatures`: the gateway verifies them itself. Models
+    never see a credential that the gateway has verified."""
 
     __slots__ = ("_keys", "_passes", "_signatures", "_stopped")
 
@@ -95,7 +97,7 @@ class Door:
         self._stopped = _NEVER if passes_credentials else _NEVER | _VERIFIED_BY_A_MODEL
 
     def fields(self, headers: Headers) -> dict[str, str]:
-        """A request's fields as text, by lower-case name; of fields of one name, the last."""
+        """Returns a request's fields as text, by lower-case name. If a name is there twice, its last value."""
         shown: dict[str, str] = {}
         for name, value in headers:
             if name in self._stopped or (name == _AUTHORIZATION and self._opens(value, headers)):
@@ -108,18 +110,18 @@ class Door:
         return shown
 
     def _opens(self, authorization: bytes, headers: Headers) -> bool:
-        """True if this field is a credential that the gateway verifies. Beside an X-Api-Key it is for the model."""
+        """True if the gateway verifies this field itself. A key in it is for the model if there is an X-Api-Key too."""
         if is_signed(authorization):
             return self._signatures
         return self._keys and _authorized(authorization) is not None and all(name != _API_KEY for name, _ in headers)
 
     def query(self, query: str) -> str:
-        """A query as it was sent, without the members that are credentials."""
+        """Returns a query as it was sent, without credentials unless they pass."""
         return query if self._passes else without_credentials(query)
 
 
 def without_credentials(query: str) -> str:
-    """The query without the members of a presigned URL that are credentials; the others as they were sent."""
+    """Returns the query without the credentials of a presigned URL. Other members stay as they were sent."""
     if "amz" not in unquote_plus(query).lower():
         return query
     return "&".join(member for member in query.split("&") if unquote_plus(member.partition("=")[0]).lower() not in _MEMBERS)

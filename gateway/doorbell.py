@@ -1,4 +1,4 @@
-"""One task waits, anyone rings: the only wake-up that readers, writers and exchanges need."""
+"""A wake-up for one waiting task, which any task can ring: readers, writers and exchanges use no other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _reschedule = trio.lowlevel.reschedule
 
 @final
 class Doorbell:
-    """A wake-up for at most one waiting task, remembered when nobody waits yet.
+    """A wake-up for at most one waiting task. A ring while no task waits is remembered.
 
-    Cheaper than an Event per wait: a ring is a flag or one reschedule. Waiters re-check their condition: a ring says
-    "look again", never "it is so".
+    It costs less than an Event for each wait: a ring sets a flag or reschedules one task. A ring does not mean that the
+    waiter's condition holds: the waiter must check it again.
     """
 
     __slots__ = ("_rung", "_task")
@@ -35,15 +35,15 @@ class Doorbell:
             self.wake()
 
     def wake(self) -> None:
-        """Wakes the waiting task and is forgotten where there is none: for those who look at their condition right
-        before they wait, whom a ring of the past would only wake in vain."""
+        """Wakes the waiting task. If none waits, nothing is remembered: for a waiter that checks its condition right before
+        it waits, and would only wake in vain."""
         task = self._task
         if task is not None:
             self._task = None
             _reschedule(task)
 
     async def wait(self) -> None:
-        """Returns after a ring. A checkpoint always; a cancelled wait leaves the bell as it was."""
+        """Returns after a ring. It is always a checkpoint. A cancelled wait leaves the bell as it was."""
         if self._rung:
             await trio.lowlevel.checkpoint()
             self._rung = False

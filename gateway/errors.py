@@ -1,4 +1,4 @@
-"""The errors of an exchange, with their statuses and texts; `dialects/answers` has a WebSocket's Close code for each."""
+"""The errors that end an exchange, each with its status and code. `dialects/answers` has the WebSocket Close codes."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class Ending(enum.Enum):
     OPERATOR = "ended-by-operator"
     LOST = "transport-lost"
 
-    __hash__ = object.__hash__  # Enum's own is a call of Python's, and endings are counted
+    __hash__ = object.__hash__  # faster than Enum's, which is a Python function: every ending is counted
 
 
 class Refusal(enum.Enum):
-    """Why a request was not admitted, though nothing is wrong with it."""
+    """The reasons for which a valid request is not admitted, or is ended for the sake of others."""
 
     QUEUE = "queue-full"
-    """All slots of its model and all places in its queue are taken, or the queue holds too many bytes."""
+    """All slots of its model and all places in the queue are taken, or the queue holds too many bytes."""
     QUEUE_TIMEOUT = "queue-timeout"
-    """It has waited for a slot as long as one may."""
+    """It has waited for a slot for the longest time allowed."""
     PARTY_SHARE = "party-share"
-    """Its party holds its share of the model's slots and of the places in its queue, or of memory while that is scarce."""
+    """Its party already holds its share of the model's slots and queue, or of memory while memory is scarce."""
     IDLE_WHEN_WANTED = "idle-when-wanted"
-    """It was ended because it was silent while others waited for its slot."""
+    """It was silent while others waited for its slot, and was ended."""
     RATE = "rate"
-    """Its key may not begin so many exchanges."""
+    """Its key has begun too many exchanges per second."""
     CONNECTIONS = "connections"
     """It came on a connection beyond `limits.connections` or `limits.per_peer`."""
     MEMORY = "memory"
     """The byte budget has no room for it, or is above `limits.memory_refuse`."""
     SHED = "memory-reset"
-    """It was ended because it held most, above `limits.memory_reset`."""
+    """It held the most memory while use was above `limits.memory_reset`, and was ended."""
     DRAINING = "draining"
     """The server is shutting down."""
     NOT_READY = "model-not-ready"
@@ -52,33 +52,33 @@ class Refusal(enum.Enum):
     NO_PLACE = "no-place-for-model"
     """Its model cannot be loaded while all others are in use."""
     NO_TIME = "no-time-left"
-    """Its head says that its time is over."""
+    """The deadline in its head has passed."""
     IN_FLIGHT = "in-flight"
-    """Its key has as many exchanges at once as it may."""
+    """Its key has the most exchanges at once that it may have."""
 
 
 class Closing(enum.Enum):
-    """Why the server has ended a connection by itself."""
+    """The reasons for which the server itself ends a connection."""
 
     FLOOD = "flood"
-    """Its peer did too much of what costs it little."""
+    """Its peer sent too much of something that costs the peer little."""
     HEAD_TIMEOUT = "head-timeout"
-    """A head, a frame, or the bytes that a connection begins with were not complete in time."""
+    """A head, a frame or the start of the connection was not complete in time."""
     IDLE = "idle"
-    """Nothing was asked for longer than it may be."""
+    """It had no request for the longest time allowed."""
     AGED = "aged"
-    """It was as old as it may be: its client was sent elsewhere, and what was open has gone on."""
+    """It reached its maximum age: the client was told to connect again, and its open exchanges finished."""
     STALLED = "stalled"
-    """Its peer took nothing, or stopped in the middle of a frame."""
+    """Its peer read nothing, or stopped in the middle of a frame."""
     EVICTED = "evicted"
-    """It had no exchange, and its place was another's."""
+    """It had no exchange, and a new connection needed its place."""
     REFUSED = "refused-at-limit"
     """There was no place for it."""
 
 
 def spread_over(seconds: float, chance: float) -> int:
-    """The whole seconds, at least 1, after which to try again: never less than these, and up to a quarter more, rounded up,
-    by `chance` from 0 to 1. Clients that were refused together do not come back together."""
+    """Returns whole seconds after which to try again: at least 1, at least `seconds`, and up to a quarter more, rounded up,
+    by `chance` from 0 to 1. So clients that were refused together do not come back together."""
     least = max(1, math.ceil(seconds))
     most = math.ceil(least / 4)
     return least + min(most, int(chance * (most + 1)))
@@ -87,8 +87,8 @@ def spread_over(seconds: float, chance: float) -> int:
 class GatewayError(Exception):
     """Base of the errors that end an exchange.
 
-    `message` is public: it names the limit or field, the value and the setting that changes it, and never holds
-    user data at length. `status` is used where no head was sent yet; `retryable` says whether the same request may
+    `message` is for the client: it names the limit or field, the value and the setting that changes it, and never
+    holds user data at length. `status` is used if no head was sent yet. `retryable` is true if the same request may
     succeed later.
     """
 
@@ -97,13 +97,13 @@ class GatewayError(Exception):
     ending: ClassVar[Ending] = Ending.REFUSED
     code: str = "InternalFailure"
     refusal: Refusal | None = None
-    """Why the request was not admitted, where that is what this says."""
+    """The reason for which the request was not admitted; None for other errors."""
     headers: Headers = ()
-    """Fields that the head of the answer has beside its dialect's own."""
+    """Header fields of the answer, in addition to its dialect's."""
     chance: float = 0.0
-    """From 0 to 1: how much later than `retry_after` its answer says; see `spread_over`."""
+    """From 0 to 1: how much Retry-After exceeds `retry_after`; see `spread_over`."""
     barred: str = ""
-    """Why who asks may not ask for this, in a word, where that is what this says."""
+    """The reason, in one word, for which the client may not make this request; empty for other errors."""
 
     def __init__(
         self,
@@ -113,20 +113,20 @@ class GatewayError(Exception):
         retry_after: float | None = 1.0,
         refusal: Refusal | None = None,
     ) -> None:
-        """`retry_after`: in how many seconds the same request may succeed, where the error is retryable; None where
-        nobody knows that it ever will."""
+        """`retry_after`: seconds after which the same request may succeed, if the error is retryable. None: the answer has
+        no Retry-After."""
         super().__init__(message)
         if refusal is not None:
             self.refusal = refusal
         self.retry_after = retry_after
-        # a lone surrogate, as in what is raised about a file's name, has no UTF-8: no wire could say it
+        # a lone surrogate, as in an error about a file's name, has no UTF-8: no wire could send it
         self.message = message.encode("utf-8", "replace").decode()
         if status is not None:
             self.status = status
 
     @property
     def retry(self) -> Headers:
-        """Retry-After (RFC 9110 section 10.2.3), in whole seconds, for an answer whose request may succeed later."""
+        """The Retry-After field (RFC 9110 section 10.2.3) in whole seconds, if the request may succeed later; else empty."""
         if not self.retryable or self.retry_after is None:
             return ()
         return ((b"retry-after", b"%d" % spread_over(self.retry_after, self.chance)),)
@@ -150,7 +150,7 @@ class NotFound(GatewayError):
 
 @final
 class NoSuchPath(GatewayError):
-    """Nothing is answered at this path."""
+    """The path has no route."""
 
     status = 404
     code = "NotFound"
@@ -158,7 +158,7 @@ class NoSuchPath(GatewayError):
 
 @final
 class Conflict(GatewayError):
-    """The name of a model is taken, or the model is on its way in or out."""
+    """The name of a model is taken, or the model is being loaded or unloaded."""
 
     status = 409
     code = "Conflict"
@@ -203,7 +203,7 @@ class Overloaded(GatewayError):
 
 @final
 class OthersWait(GatewayError):
-    """The session was silent for as long as one may be for whose slot others wait."""
+    """The session was silent for too long while others waited for its slot."""
 
     status = 503
     refusal = Refusal.IDLE_WHEN_WANTED
@@ -233,7 +233,7 @@ class ModelNotReady(GatewayError):
 
 @final
 class InsufficientStorage(GatewayError):
-    """A model does not fit beside those that are loaded: it may, once another is unloaded."""
+    """A model does not fit beside the loaded ones. It may fit once another is unloaded."""
 
     status = 507
     retryable = True
@@ -268,14 +268,14 @@ class Drained(GatewayError):
 
 @final
 class EndedByOperator(Drained):
-    """An operator has ended this stream alone; every dialect says it as it says a drain."""
+    """An operator has ended this one stream. Clients get the same answer as in a drain."""
 
     ending = Ending.OPERATOR
 
 
 @final
 class SlowReader(GatewayError):
-    """The client has taken none of what is there for it for too long. It hears of it where it reads again."""
+    """The client has read nothing of its answer for too long. It gets this error if it reads again."""
 
     status = 408
     ending = Ending.LOST
@@ -307,7 +307,7 @@ class WorkerLost(GatewayError, CallLost):
 
 @final
 class ModelFailed(GatewayError):
-    """The model raised ModelError: its text, code and status are the client's to see."""
+    """The model raised ModelError. The client gets its text, code and status."""
 
     ending = Ending.MODEL_ERROR
 
@@ -322,13 +322,13 @@ class ModelFailed(GatewayError):
 
     @property
     def request_to_blame(self) -> bool:
-        """True if the model says that the request cannot be served, and that nothing else is wrong."""
+        """True if the model says that the request itself is at fault, not the model."""
         return self.too_long or self.code == "ValidationError"
 
 
 @final
 class ModelCrashed(GatewayError):
-    """The model raised something else: the client sees an id that the log explains."""
+    """The model raised another exception. The client gets an id, under which the log has the traceback."""
 
     status = 500
     ending = Ending.MODEL_ERROR
@@ -337,7 +337,7 @@ class ModelCrashed(GatewayError):
 
 @final
 class InternalFailure(GatewayError):
-    """A bug of ours: the client sees an id that the log explains."""
+    """The gateway has a bug. The client gets an id, under which the log has the traceback."""
 
     status = 500
     ending = Ending.MODEL_ERROR
@@ -357,7 +357,7 @@ class Forbidden(GatewayError):
 
 @final
 class Unauthenticated(GatewayError):
-    """No key, or a wrong one (RFC 6750 section 3). `missing` says which; unknown, expired and removed ones are all wrong."""
+    """No key, or a wrong one (RFC 6750 section 3). `missing`: no key. A wrong key is unknown, expired or removed."""
 
     status = 401
     code = "Unauthorized"
@@ -372,8 +372,8 @@ class Unauthenticated(GatewayError):
 
 @final
 class NotPermitted(GatewayError):
-    """The client may not ask for this: another key may, or no page of this origin may. `model` is the name of a model that
-    the key does not reach, whether or not it exists."""
+    """The client may not make this request: its key has no right to it, or no browser page may. `model` is the name of a
+    model that the key does not reach, existing or not."""
 
     status = 403
     code = "Forbidden"
@@ -386,7 +386,7 @@ class NotPermitted(GatewayError):
 
     @classmethod
     def of_model(cls, model: str) -> NotPermitted:
-        """The error for a model that a key does not reach."""
+        """Makes the error for a model that a key does not reach."""
         error = cls(f"this key does not reach model {model[:100]!r}", model=model)
         error.barred = "model"
         return error
@@ -394,7 +394,7 @@ class NotPermitted(GatewayError):
 
 @final
 class TooManyRequests(GatewayError):
-    """The key has as many exchanges as it may, at once or in this time."""
+    """The key has the most exchanges allowed, at once or per second."""
 
     status = 429
     retryable = True
@@ -405,7 +405,7 @@ class TooManyRequests(GatewayError):
 
 @final
 class WrongHost(GatewayError):
-    """The server is not called that (RFC 9110 section 15.5.20)."""
+    """The request's host is not a name of this server (RFC 9110 section 15.5.20)."""
 
     status = 421
     code = "MisdirectedRequest"
@@ -413,7 +413,7 @@ class WrongHost(GatewayError):
 
 @final
 class UnsupportedType(GatewayError):
-    """A content type that a page of a browser may send unasked, where it may not."""
+    """A content type that a browser page can send without asking first (CORS), on a route that does not allow it."""
 
     status = 415
     code = "UnsupportedMediaType"
@@ -431,7 +431,7 @@ class ModelOutOfMemory(GatewayError):
 
 @final
 class UnsupportedEncoding(GatewayError):
-    """A Content-Encoding that is not known, or none that this route takes; `accepted` are those that it does."""
+    """A Content-Encoding that is unknown, or that this route does not take. `accepted` has those that it takes."""
 
     status = 415
     code = "UnsupportedMediaType"
@@ -443,7 +443,7 @@ class UnsupportedEncoding(GatewayError):
 
 @final
 class SlowUpload(GatewayError):
-    """A unary upload that stopped arriving."""
+    """The upload of a unary request stopped arriving."""
 
     status = 408
     code = "RequestTimeout"
@@ -451,13 +451,13 @@ class SlowUpload(GatewayError):
 
 @final
 class ModelGivenUp(Exception):
-    """Raised by `serve`, after its drain, when a model was given up whose policy is `escalate`."""
+    """Raised by `serve` after its drain, if a model with the restart policy `escalate` was given up."""
 
 
 class TransportLost(Exception):
-    """The connection under us is gone. Never shown to anyone: there is nobody to show it to.
+    """The connection is gone. No client sees this error: there is none left to send it to.
 
-    `left` says that the peer ended it (a FIN, an RST, a broken pipe), which is leaving; otherwise it failed.
+    `left` is true if the peer ended the connection (a FIN, an RST, a broken pipe); otherwise it failed.
     """
 
     def __init__(self, reason: str = "", *, left: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The gateway: models behind listeners, as a library."""
+"""The gateway as a library: serves models on its listeners."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Gateway:
         async with trio.open_nursery() as nursery:
             await nursery.start(gateway.serve)
 
-    `models` are what `models.adapt.spec_of` takes (functions, generators, ModelSpec), added to those that `config`
-    names. `serve` returns after `drain`, or is cancelled: cancelling ends every exchange at once. No signal handler,
-    no logging set-up and no global state: an embedder has as many gateways as it likes, one `serve` each.
+    `models` are values that `models.adapt.spec_of` takes (functions, generators, ModelSpec), in addition to the models of
+    `config`. `serve` returns after `drain`. Cancelling it ends every exchange at once. A gateway sets no signal handler,
+    no logging and no global state: an embedder can have any number of gateways, with one `serve` for each.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class Gateway:
         tracer_provider: TracerProvider | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`ports` are those of a parent, which hands over what it accepts there (`gateway.fronts`). Without them it opens
-        those of `config`; ConfigError then where `listen.processes` is not 1. `processes` describes the models that run in
-        processes, where a parent has those.
-        `chance` gives numbers from 0 to 1, for the jitter of restarts, of the age of connections and of Retry-After: a
-        seeded one makes them repeatable. `wall_clock` gives the seconds since 1970 that the Date of answers is made of.
-        `tracer_provider` is OpenTelemetry's: exchanges then have spans. Without one they have them where `tracing.enabled`
-        is set, by the provider that the program has made the global one."""
+        """`ports` are a parent's, which hands over the connections that it accepts (`gateway.fronts`). By default the
+        gateway opens the ports of `config`; ConfigError then if `listen.processes` is not 1. `processes` describes the
+        models that run in processes, if a parent has those.
+        `chance` returns numbers from 0 to 1, for the jitter of restarts, of the age of connections and of Retry-After. A
+        seeded one makes the jitter repeatable. `wall_clock` returns seconds since 1970, for the Date field among others.
+        With a `tracer_provider`, of OpenTelemetry, exchanges have spans. Without one they have spans if `tracing.enabled`
+        is set, from the process's global provider. ConfigError for settings that do not fit together."""
         config = self.config = config or Config()
         self.limits = config.limits
         self.observer = Observer(config.log.access)
         server = self.server = Server(config, self.observer.opened, self.observer.closed, chance)
         self.operator_port = 0
-        """The port of the operator plane; 0 where it does not listen, also while another process has its port."""
+        """The port of the operator plane; 0: it does not listen, or another program has the port."""
         self.metrics_port = 0
-        """The port of `metrics.port`; 0 where it does not listen."""
+        """The port of `metrics.port`; 0: it does not listen, or another program has the port."""
         for problem in (
             *exposed_plane(config),
             *missing_tls(config),
@@ -132,7 +132,7 @@ class Gateway:
         self.access = ClientAccess(config, server, wall_clock)
         server.exchange_closed = self.access.around(server.exchange_closed)
         self.dispatcher = Dispatcher(server, self.router, self.observer, self.access, self.supervisor.explain)
-        # each exchange goes through functions of the parts that own them: a method here would cost each one another call
+        # exchanges call these directly, without a method of this class in between
         work: Handler = self.dispatcher.work
         if spans is not None:
             self.observer.trace_fields = spans.fields
@@ -143,7 +143,7 @@ class Gateway:
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
         self.timer.looked.append(self.access.tick)
         if config.metrics.emf:
-            from gateway.telemetry.embedded_metrics import EmbeddedMetrics  # loaded only where it is used
+            from gateway.telemetry.embedded_metrics import EmbeddedMetrics  # imported only if used
 
             embedded = EmbeddedMetrics(server, self.supervisor, self.observer, wall_clock)
             self.timer.looked.append(embedded.look)
@@ -176,16 +176,16 @@ class Gateway:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Loads the models, listens, and serves until `drain` or cancellation. Started once every model's first load
-        is decided; listeners answer (with 503 where a model is needed) from before that. One call for a gateway.
+        """Loads the models, listens, and serves until `drain` or cancellation. `task_status` is started once every model's
+        first load has succeeded or failed. Listeners answer before that, with 503 for models. Call it once for a gateway.
 
-        A model that is given up, and whose policy says `escalate`, begins a drain; ModelGivenUp is raised at its end."""
+        If a model with the restart policy `escalate` is given up, a drain begins, and ModelGivenUp is raised at its end."""
         self.server.begin()
         self.timer.tell_date()
         self.acceptor.listen()
         self._listening.set()
         try:
-            async with AsyncExitStack() as planes:  # they are there before the first model is, and go last
+            async with AsyncExitStack() as planes:  # the planes open before the first model loads, and close last
                 for plane in self._planes():
                     await planes.enter_async_context(plane)
                 await self._serve(task_status)
@@ -199,7 +199,7 @@ class Gateway:
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as connections:
                 self.acceptor.begin(connections, self.timer.run)
-                nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for it
+                nursery.start_soon(self._load, nursery, task_status)  # a drain does not wait for loads
                 report = await self.shutdown.run(connections)
             await self.acceptor.disconnected()
             report()
@@ -210,9 +210,9 @@ class Gateway:
         task_status.started()
 
     def _planes(self) -> Iterator[AbstractAsyncContextManager[None]]:
-        if self.acceptor.handed:  # the parent that accepts has the planes
+        if self.acceptor.handed:  # the parent, which hands connections over, has the planes
             return
-        # a gateway without planes does not load their modules
+        # imported only if used
         if has_plane(self.config.operator):
             from gateway.operator.plane import operating
 
@@ -225,14 +225,14 @@ class Gateway:
     def _escalate(self, name: str, reason: str) -> None:
         if not self._given_up and not self.shutdown.begun:
             setting = f"models.{name}.restart.escalate"
-            self._given_up = f"model {name!r} was given up ({reason}), and nothing goes on without it ({setting})"
+            self._given_up = f"model {name!r} was given up ({reason}), which ends the gateway ({setting})"
             log.critical("a model was given up: draining", extra={"model": name, "reason": reason, "setting": setting})
             self.begin_drain()
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
-        """Serves one connection that the embedder accepted (and decrypted) itself; closes the stream at its end.
-        `serve` must be running: it owns the models and the timers, and when it ends, so does this. Models run in its
-        tasks: one that is cancelled with the connection may still be cleaning up there when this returns."""
+        """Serves one connection that the embedder has accepted (and decrypted) itself. Closes the stream at its end.
+        `serve` must be running, because models and timers run there; when `serve` ends, this ends too. A model that is
+        cancelled with the connection may still be cleaning up when this returns."""
         transport = StreamTransport(stream)
         try:
             await self.acceptor.serve_transport(transport)
@@ -240,13 +240,12 @@ class Gateway:
             await transport.aclose()
 
     async def serve_asgi(self, scope: Scope, receive: Receive, send: Send, *, by_operator: bool = False) -> None:
-        """Serves one call that an ASGI server has accepted, HTTP or WebSocket, for `gateway.asgi.ASGIApp`. `serve` must be
-        running; where it is not, the answer is 503. `by_operator`: whoever calls this has checked who asks, and neither a
-        key nor a signature is looked for."""
+        """Serves one HTTP or WebSocket call of an ASGI server, for `gateway.asgi.ASGIApp`. If `serve` is not running, the
+        answer is 503. `by_operator`: the caller has authenticated the request, so no key or signature is needed."""
         await self.acceptor.serve_call(scope, receive, send, by_operator=by_operator)
 
     async def listening(self) -> None:
-        """Returns when `serve` has opened its ports, while the models may still be loading."""
+        """Returns when `serve` has opened its ports. The models may still be loading then."""
         await self._listening.wait()
 
     @property
@@ -261,32 +260,32 @@ class Gateway:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def drain(self) -> DrainReport:
-        """Stops serving with honesty: readiness off, listeners closed after `drain.delay`, goodbye on every wire, live
-        exchanges finish until `drain.timeout`, the rest get their ending. Returns when `serve` has."""
+        """Shuts down in order. Readiness goes off, listeners close after `drain.delay`, and clients are told on every wire.
+        Live exchanges may finish until `drain.timeout`; the rest are ended with an error. Returns when `serve` has ended."""
         self.begin_drain()
         await self._over.wait()
         assert self.shutdown.report is not None, "serve was cancelled"
         return self.shutdown.report
 
     def begin_drain(self, timeout: float | None = None) -> None:
-        """Starts what `drain` waits for; live exchanges have `timeout` seconds, `drain.timeout` unless given. A later call
-        can only shorten that."""
+        """Starts a drain without waiting for it. Live exchanges have `timeout` seconds, by default `drain.timeout`. A later
+        call can only shorten that."""
         self.shutdown.begin(timeout)
 
     def retire(self) -> None:
-        """Drains where another process has taken this one's place: what is on its way is answered, not refused."""
+        """Drains after another process has replaced this one: requests under way are answered, not refused."""
         self.shutdown.retire()
 
     async def drain_begun(self) -> None:
-        """Returns when a drain was asked for, by whomever."""
+        """Returns when a drain has been requested."""
         await self.shutdown.wanted()
 
     def hurry(self) -> None:
-        """During a drain: the deadline is now."""
+        """Moves the deadline of a drain to now."""
         self.shutdown.hurry()
 
     async def reported(self) -> DrainReport:
-        """Returns what became of every exchange in a drain as soon as that is known: the models are unloaded after it."""
+        """Returns the report of a drain as soon as every exchange has ended. The models are unloaded after that."""
         return await self.shutdown.reported()
 
     @property
@@ -296,103 +295,103 @@ class Gateway:
 
     @property
     def drain_progress(self) -> DrainProgress | None:
-        """How far a drain is that has begun; None before."""
+        """The progress of a drain; None before one has begun."""
         return self.shutdown.progress
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """How each exchange ended in the drain, once it is over; None before."""
+        """The report of the drain: how each exchange ended. None before the drain is over."""
         return self.shutdown.report
 
-    # -- addresses -----------------------------------------------------------------------------------------------------
+    # -- addresses and certificate -------------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
-        """The port of plain HTTP, once `serve` has started; 0: none. The first, of sockets that systemd has passed."""
+        """The port of HTTP without TLS, once `serve` has started; 0: none. The first, if systemd has passed several."""
         return self.acceptor.ports.port
 
     @property
     def tls_port(self) -> int:
-        """The port of TLS, once `serve` has started; 0: none."""
+        """The port of TLS, as `port`."""
         return self.acceptor.ports.tls_port
 
     @property
     def bidi_port(self) -> int:
-        """The port of `listen.bidi_port`, once `serve` has started; 0: none."""
+        """The port of `listen.bidi_port`, as `port`."""
         return self.acceptor.ports.bidi_port
 
     @property
     def grpc_port(self) -> int:
-        """The port of `listen.grpc_port`, once `serve` has started; 0: none."""
+        """The port of `listen.grpc_port`, as `port`."""
         return self.acceptor.ports.grpc_port
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All of where it listens then, such as `http://127.0.0.1:8080`, `https://[::1]:8443` and `unix:/run/served`."""
+        """All addresses that it listens on, such as `http://127.0.0.1:8080`, `https://[::1]:8443` and `unix:/run/served`.
+        Empty before `serve`."""
         return self.acceptor.ports.addresses
 
     @property
     def certificate(self) -> Certificate | None:
-        """The certificate that new connections are shown; None where TLS is off, and before `serve`."""
+        """The certificate that new connections are shown; None if TLS is off, and before `serve`."""
         served = self.acceptor.certificate
         return None if served is None else served.certificate
 
     async def reload_certificate(self) -> Certificate:
-        """Reads the files of `tls.cert`, `tls.key` and `tls.client_ca` again, and shows what they hold to every connection
-        that begins from now on; those that are open go on as they are. `serve` does it by itself where the files have
-        changed (`tls.reload_interval`).
+        """Reads the files of `tls.cert`, `tls.key` and `tls.client_ca` again, for every connection that begins from now on.
+        Open connections keep theirs. `serve` does this itself when the files have changed (`tls.reload_interval`).
 
-        ConfigError says which file cannot be served, and why; then, and where this is cancelled, nothing has changed.
-        ConfigError too where no TLS is served."""
+        ConfigError says which file cannot be served, and why, or that TLS is off. Then, and if this is cancelled, nothing
+        has changed."""
         if self.acceptor.certificate is None:
             raise ConfigError("there is no certificate to reload: TLS is not served")
         return await self.acceptor.certificate.reload()
 
-    # -- models --------------------------------------------------------------------------------------------------------
+    # -- models, exchanges and metrics ---------------------------------------------------------------------------------
 
     @property
     def models(self) -> ModelsSnapshot:
-        """The models in service and how each fares, now: a frozen snapshot."""
+        """A frozen snapshot of the models in service and their states."""
         return self.supervisor.models
 
     async def models_after(self, revision: int) -> ModelsSnapshot:
-        """Waits until a model's state has changed, or a model has come or gone, after the snapshot of that revision, and
-        returns a new snapshot. Changes in quick succession may be seen as one."""
+        """Returns a snapshot once models have changed since the snapshot of that revision: a state, or a model added or
+        removed. Quick changes may be seen as one."""
         return await self.supervisor.models_after(revision)
 
     async def reload(self, name: str, spec: ModelSpec | None = None, *, patience: float | None = None) -> ModelStatus:
-        """Loads a model anew while it serves: the same, whose `load()` is entered again, or `spec` in its place.
+        """Reloads a model while it serves: enters its `load()` again, or loads `spec` in its place.
 
-        The new version is loaded and warmed up beside the old one, which answers until then; the switch is one moment, and
-        no call is refused for it. Calls that run, and those that wait for a slot, end on the old version, which has
-        `patience` seconds for that (`repository.unload_timeout` unless given) before they are lost.
+        The new version is loaded and warmed up beside the old one, which answers until then. The switch is atomic, and no
+        call is refused for it. Calls that run or wait for a slot end on the old version. They have `patience` seconds, by
+        default `repository.unload_timeout`, before they are lost.
 
-        A model of the repository is read from its folder anew. If the new version cannot be loaded, its error is raised and
-        the old version serves on. NotFound where no such model is in service; Conflict for a `spec` in the place of a model
-        of the repository, and while the model is being reloaded; InsufficientStorage where both versions declare more
-        `memory` than there is (`repository.memory`); ValueError for a spec of another name or family. Cancelled before the
-        switch, nothing has changed.
+        A model of the repository is read from its folder again. If the new version cannot be loaded, its exception is
+        raised and the old one keeps serving. NotFound if no such model is in service. Conflict for a `spec` in place of a
+        model of the repository, and while the model is being reloaded. InsufficientStorage if both versions declare more
+        `memory` than there is (`repository.memory`). ValueError for a spec of another name or family. If this is cancelled
+        before the switch, nothing has changed.
         """
         return await self.control.reload(name, spec, patience)
 
     def watch_file(self, file: WatchedFile, reload: Callable[[], Awaitable[None]]) -> None:
-        """Looks at a file once a second while `serve` runs: `reload` is awaited when it has changed, and raises nothing."""
+        """Checks a file once a second while `serve` runs, and awaits `reload` if it has changed. `reload` may not raise."""
         self.timer.watch(file, reload)
 
     def each_second(self, look: Callable[[], Awaitable[None]]) -> None:
-        """It is awaited once a second while `serve` runs, one at a time; what it raises is a line of the log."""
+        """Awaits `look` once a second while `serve` runs, one at a time. Its exceptions are logged."""
         self.timer.beside.append(look)
 
     @property
     def budget(self) -> ByteBudget:
-        """The bytes that all clients together can make it hold."""
+        """The budget of bytes that all clients together can make the gateway hold."""
         return self.server.budget
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Why health answers 503 now; empty where it does not. A model that is configured, and not `required = false`, is a
-        reason while it loads, after it was given up or has ended, and from 5 s on after it has crashed; each reason names
-        the model, and the exception that its code has raised. Models that clients load are none."""
+        """The reasons for which health answers 503 now; empty if it answers 200. A configured model, unless it has
+        `required = false`, is a reason while it loads, after it was given up or has ended, and from 5 s after a crash on.
+        Each reason names the model and the exception that its code has raised. Models that clients load never count."""
         if self.acceptor.nursery is None and not self.draining:
             return ("nothing is served yet",)
         absent = [absent.full for absent in self.supervisor.unready]
@@ -400,12 +399,12 @@ class Gateway:
 
     @property
     def live(self) -> list[Exchange]:
-        """The exchanges that have begun and not ended, the oldest first: to be looked at."""
+        """The exchanges that have begun and not ended, the oldest first. Callers must not change them."""
         return sorted(self.observer.live, key=lambda exchange: exchange.started_at)
 
     @contextmanager
     def watched(self, ended: Callable[[Exchange], None]) -> Iterator[None]:
-        """Inside the block `ended` is called with every exchange that has ended. It must be quick, and raise nothing."""
+        """Calls `ended` with each exchange that ends inside the block. `ended` must be quick, and raise nothing."""
         self.observer.watchers.append(ended)
         try:
             yield
@@ -414,16 +413,16 @@ class Gateway:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The Prometheus registry of this gateway alone, for `gateway.telemetry.metrics.exposition` or any Prometheus
-        exporter. Exchanges are counted from the first use of this attribute, so use it before `serve`. It must be
-        collected on the event loop."""
+        """The Prometheus registry of this gateway, for `gateway.telemetry.metrics.exposition` or any Prometheus exporter.
+        Exchanges are counted from the first use of this property on: use it before `serve`. It must be collected on the
+        event loop."""
         return self.metrics.registry
 
     @property
     def metrics(self) -> Metrics:
-        """The source of `registry`: exchanges are counted from the first use of either."""
+        """The collector behind `registry`. Exchanges are counted from the first use of either property on."""
         if self._metrics is None:
-            from gateway.telemetry.metrics import Metrics  # loaded only where it is used
+            from gateway.telemetry.metrics import Metrics  # imported only if used
 
             self._metrics = Metrics(
                 self.server,
@@ -438,7 +437,7 @@ class Gateway:
         return self._metrics
 
     def counts(self) -> Counts:
-        """Counts the live connections and exchanges, the slots and bytes in use, and the endings so far."""
+        """Counts live exchanges and connections, and the endings so far."""
         return Counts(
             connections=len(self.server.connections),
             exchanges=len(self.observer.live),

@@ -8,24 +8,24 @@ from typing import final
 
 @final
 class Histogram:
-    """How many seconds things took. Counters that only grow; written by the event loop's thread alone."""
+    """A histogram of durations. Its counters only grow. Only the event loop's thread writes to it."""
 
     __slots__ = ("bounds", "buckets", "seconds")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        """The longest of each bucket but the last, which has no bound, in seconds."""
+        """The upper bound of each bucket, in seconds. The last bucket has none."""
         self.buckets = [0] * (len(bounds) + 1)
-        """How many took up to each bound and longer than the one before; the last one has the rest."""
+        """The number of durations in each bucket: up to its bound, and longer than the bound before."""
         self.seconds = 0.0
-        """All of them together."""
+        """The sum of all durations."""
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """The number of durations."""
         return sum(self.buckets)
 
     def observe(self, seconds: float) -> None:
-        """One took so long."""
+        """Counts one duration."""
         self.buckets[bisect_left(self.bounds, seconds)] += 1
         self.seconds += seconds

@@ -1,4 +1,4 @@
-"""hypercorn's server for Trio, repaired where a client could end it: `serve` in place of `hypercorn.trio.serve`."""
+"""hypercorn's server for Trio, with fixes for clients that could end it: use `serve` in place of `hypercorn.trio.serve`."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ async def serve(
     shutdown_trigger: Callable[..., Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves an ASGI application of any kind as `hypercorn.trio.serve` (0.18) does; started with the addresses it serves at.
-    It differs where clients could otherwise end the server, fill its memory, or wait for ever:
+    """Serves any ASGI application as `hypercorn.trio.serve` (0.18) does. `task_status` gets the addresses that it serves.
+
+    These differences keep clients from ending the server, filling its memory, or waiting for ever:
 
     - An exception in a connection is logged by `gateway.connection`, and ends that connection alone.
-    - Over HTTP/2 DATA after the end of an answer is taken and dropped; PRIORITY is ignored (RFC 9113 section 5.3.2); `send`
-      waits while 32 KiB of its stream wait for the client's window; an answer that is not completed is reset; a stream that
-      is reset leaves nothing behind; and a connection that has had `keep_alive_max_requests` ends when those are answered.
+    - HTTP/2: DATA after the end of an answer is dropped. PRIORITY is ignored (RFC 9113 section 5.3.2). `send` waits while
+      32 KiB of its stream wait for the client's window. An incomplete answer is reset. A stream that is reset leaves nothing
+      behind. A connection that has had `keep_alive_max_requests` requests ends when those are answered.
 
-    docs/reference/asgi.md has what hypercorn still cannot do.
+    docs/reference/asgi.md lists hypercorn's remaining limits.
     """
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,8 +60,8 @@ async def serve(
 
 
 def _with(function: F, **names: object) -> F:
-    """The same function with other globals: hypercorn looks its classes up in its modules and has no parameter for others,
-    and those modules stay as they are for whoever else serves."""
+    """Copies a function with other globals. hypercorn finds its classes by its modules' globals alone, and those modules
+    must not change for other users of hypercorn in the process."""
     assert isinstance(function, FunctionType)
     made = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__)
     made.__kwdefaults__ = function.__kwdefaults__
@@ -68,7 +69,7 @@ def _with(function: F, **names: object) -> F:
 
 
 class _Ended:
-    """Stands for a stream whose answer is over: takes what the client still sends."""
+    """Replaces a stream whose answer is over: drops the events that the client still sends."""
 
     idle = True
 
@@ -84,7 +85,7 @@ class _Streams(dict[int, Any]):
 
 
 class _Buffer(StreamBuffer):
-    """The bytes that wait for a stream's window. `push` waits while they are as many as the buffer takes."""
+    """The bytes that wait for a stream's window. `push` waits while it is full."""
 
     async def push(self, data: bytes) -> None:
         if self._complete:
@@ -130,10 +131,10 @@ class _HTTP2(H2Protocol):
         await self._leave()
 
     async def _count(self, stream_id: int) -> None:
-        """So many requests are all that the connection takes: it says goodbye (RFC 9113 section 6.8), and goes on with what
-        it carries. h2's own would end that too."""
+        """Counts a request. After `keep_alive_max_requests`, sends GOAWAY (RFC 9113 section 6.8); open streams go on. h2's
+        own GOAWAY would end those too."""
         self._requests += 1
-        self.keep_alive_requests = 0  # super's count, which cuts
+        self.keep_alive_requests = 0  # hypercorn's count, which would cut the connection
         if self._requests >= self.config.keep_alive_max_requests:
             self._leaving = True
             await self._flush()
@@ -156,7 +157,7 @@ class _HTTP2(H2Protocol):
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, Response):
-            # by `send_task`: a client that sees a refusal may reset the stream, so that its body had better come with it
+            # `send_task` sends it: a client that sees a refusal may reset the stream, so head and body should go together
             fields = [(b":status", b"%d" % event.status_code), *event.headers, *self.config.response_headers("h2")]
             with suppress(ProtocolError):
                 self.connection.send_headers(event.stream_id, fields)
@@ -187,11 +188,11 @@ class _HTTP2(H2Protocol):
                 await self._forget(stream_id)
             await self._flush()
             await self._leave()
-        except (ProtocolError, MissingStreamError):  # it was closed meanwhile
+        except (ProtocolError, MissingStreamError):  # the stream was closed meanwhile
             await self._forget(stream_id)
 
     async def _forget(self, stream_id: int) -> None:
-        """Nothing of the stream's is to be sent any more."""
+        """Drops the bytes of a stream of which nothing is to be sent any more."""
         buffer = self.stream_buffers.pop(stream_id, None)
         if buffer is not None:
             await buffer.close()
@@ -206,13 +207,13 @@ class _Protocol(ProtocolWrapper):
 
 @final
 class Connection(TCPServer):
-    """One connection as `serve` has it, for a caller that accepts connections itself."""
+    """One connection of `serve`, for callers that accept connections themselves."""
 
     _run = _with(TCPServer.run, ProtocolWrapper=_Protocol)
 
     async def run(self) -> None:
-        """Serves it to its end; nothing that goes wrong in it comes out. Its writes are shielded from cancellation: one that
-        waits for its peer ends when the stream's socket is closed."""
+        """Serves the connection to its end. Its errors are logged, not raised. hypercorn shields its writes from
+        cancellation: a write that waits for its peer ends when the stream's socket is closed."""
         try:
             await self._run()
         except BaseExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""Keys of clients: the file that has their digests, what each may, and whose key it is that a client has shown."""
+"""Keys of clients: reads the file of their digests and rights, and finds the key that a client has shown."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from math import inf
 from typing import Any, Final, final
 
 LARGEST: Final = 1024 * 1024
-"""Bytes of a file of keys."""
+"""The most bytes of a key file."""
 PREFIX: Final = "ew_"
-"""The first characters of a key that everywire made."""
+"""The prefix of keys that `new_key` makes."""
 
 _WANTED = "ew_ and 43 characters of base64url, or 32 or more visible ASCII characters"
 _MADE, _OTHER = re.compile(r"ew_[A-Za-z0-9_-]{43}"), re.compile(r"[!-~]{32,4096}")
@@ -27,47 +27,47 @@ _MODELS = re.compile(r"[!-+\--~]{1,1024}(?:,[!-+\--~]{1,1024})*")
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _NEWLINE = b"\n"
 _SHOWN = 40
-_TOLD = 3  # problems in one line
+_TOLD = 3  # the most problems in one error
 
 
 class Scope(enum.Enum):
-    """The calls that a key may make of the models that it reaches."""
+    """The rights of a key over the models that it reaches."""
 
     INFER = "infer"
-    """Call them."""
+    """May call them."""
     CONTROL = "control"
-    """Load and unload them as well, and change the server's log."""
+    """May also load and unload them, and change the server's log settings."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key, as its line in the file has it. It knows the digest alone."""
+    """One key, from its line in the file. It has the key's digest, not the key itself."""
 
     name: str
-    """The name of the key's owner: keys of one name are one party."""
+    """The name of its owner. Several keys of one name are one party."""
     digest: bytes = field(repr=False)
     models: tuple[str, ...] = ("*",)
-    """Names of models that it reaches, each with `*` for anything."""
+    """The names of the models that it reaches. In each, `*` stands for any characters."""
     scope: Scope = Scope.INFER
     share: int | None = None
-    """Percent of the slots and of the queue of each model; None: as the server's settings say."""
+    """The percentage of each model's slots and queue that it may hold; None: by the server's settings."""
     in_flight: int = 0
-    """Exchanges at once; 0: any number."""
+    """The most exchanges at once; 0: any number."""
     rate: float = 0.0
-    """Exchanges a second; 0: any number."""
+    """The most exchanges per second; 0: any number."""
     priority: int = 1
-    """The best level that it may ask for."""
+    """The best priority level that it may ask for. Level 1 is served first."""
     expires: float = inf
-    """When it is over, in seconds since 1970."""
+    """The time at which it expires, in seconds since 1970; infinity: never."""
 
     @property
     def quota(self) -> tuple[object, ...]:
-        """The limits that all keys of a name share."""
+        """The limits that all keys of one name share."""
         return self.share, self.in_flight, self.rate
 
     def reaches(self, model: str) -> bool:
-        """True if the key may ask for a model of this name."""
+        """True if the key may use a model of this name."""
         models = self.models
         if models == ("*",):
             return True
@@ -75,7 +75,8 @@ class Key:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """True if a pattern, with `*` for anything, matches this name. Each part between stars matches at its first place."""
+    """True if the pattern matches this name; `*` matches any characters. Each part between stars is matched at its first
+    occurrence: there is no backtracking."""
     first, *parts = pattern.split("*")
     if not parts:
         return name == first
@@ -92,7 +93,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 class KeyFileError(ValueError):
-    """A file of keys that cannot be used: each problem names its line and the attribute, and nothing that may be a key."""
+    """A key file that cannot be used. Each problem names the line and the attribute, and never quotes a possible key."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -102,7 +103,7 @@ class KeyFileError(ValueError):
 
 @final
 class KeySet:
-    """The keys of one file, or those of them that are not over yet. It does not change: another file is another set."""
+    """The keys of one file. A set does not change: a changed file makes a new set."""
 
     __slots__ = ("_by_digest",)
 
@@ -122,23 +123,23 @@ class KeySet:
         return isinstance(key, Key) and key.digest in self._by_digest
 
     def find(self, shown: bytes, now: float) -> Key | None:
-        """The key that these bytes are, at this time in seconds since 1970; None if no key is, or if it has expired."""
+        """Finds the key with these bytes, at this time in seconds since 1970. None if there is none, or it has expired."""
         digest = sha256(shown).digest()
         key = self._by_digest.get(digest)
-        # the dictionary has compared the digests already; this comparison takes the same time for any digest
+        # the lookup compared digests already: this repeats it in constant time
         if key is None or not compare_digest(key.digest, digest) or key.expires <= now:
             return None
         return key
 
     def without_those_over(self, now: float) -> KeySet:
-        """The same set where all of its keys hold at this time, else one of those that do."""
+        """Returns the set without the keys that have expired at this time; this set itself if none has."""
         if all(now < key.expires for key in self):
             return self
         return KeySet(key for key in self if now < key.expires)
 
 
 def read_keys(data: bytes) -> KeySet:
-    """The keys of a file's bytes. KeyFileError, with all that is wrong."""
+    """Reads the keys of a file's bytes. KeyFileError lists everything that is wrong."""
     if len(data) > LARGEST:
         raise KeyFileError([f"the file is larger than {LARGEST} bytes"])
     try:
@@ -156,7 +157,7 @@ def read_keys(data: bytes) -> KeySet:
         try:
             key = _key_of(words)
             if key.digest in keys:
-                raise ValueError(f"the digest is that of line {lines[key.digest]}: each key is there once")
+                raise ValueError(f"the digest is on line {lines[key.digest]} already: list each key once")
             other, where = quotas.setdefault(key.name, (key, number))
             if other.quota != key.quota:
                 raise ValueError(f"share, in_flight and rate must be those of line {where}, which has the same name")
@@ -181,13 +182,12 @@ def _key_of(words: list[str]) -> Key:
 
 
 def attributes_of(words: Iterable[str]) -> dict[str, Any]:
-    """Reads attributes such as `rate=20` of a key, by the names of Key's fields. ValueError, which names the invalid
-    attribute."""
+    """Reads attributes such as `rate=20` into the fields of a Key. ValueError names the attribute."""
     said: dict[str, Any] = {}
     for word in words:
         found = _ATTRIBUTE.fullmatch(word)
-        if found is None:  # it may be a key that was put into the wrong place
-            raise ValueError(f"behind the digest come attributes, such as rate=20: {_KNOWN}")
+        if found is None:  # not quoted: it may be a key in the wrong place
+            raise ValueError(f"attributes, such as rate=20, must follow the digest: {_KNOWN}")
         name, value = found.groups()
         read = _READERS.get(name)
         if read is None:
@@ -202,12 +202,12 @@ def attributes_of(words: Iterable[str]) -> dict[str, Any]:
 
 
 class _Expected(Exception):
-    """Says what a value is to be."""
+    """A value is invalid. The text says what was expected."""
 
 
 def _read_models(text: str) -> tuple[str, ...]:
     if _MODELS.fullmatch(text) is None:
-        raise _Expected("names of models, with * for anything and a comma between them")
+        raise _Expected("names of models with commas between them, * for any characters")
     models = tuple(dict.fromkeys(text.split(",")))
     return ("*",) if "*" in models else models
 
@@ -244,7 +244,7 @@ def _read_expires(text: str) -> float:
             raise ValueError
         return moment.timestamp()
     except (ValueError, OverflowError):
-        wanted = "a date such as 2027-01-31, whose end in UTC it is, or a time such as 2027-01-31T12:00:00Z"
+        wanted = "a date such as 2027-01-31 (until its end in UTC), or a time such as 2027-01-31T12:00:00Z"
         raise _Expected(wanted) from None
 
 
@@ -258,18 +258,18 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "expires": _read_expires,
 }
 ATTRIBUTES: Final = tuple(_READERS)
-"""The names of what a key's line may say behind the digest."""
+"""The names of the attributes that may follow the digest in a key's line."""
 _KNOWN = f"there are {', '.join(ATTRIBUTES)}"
 
 
 def new_key() -> str:
-    """A key that nobody has: 256 random bits."""
+    """Makes a new key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def line_of(name: str, key: str, attributes: Iterable[str] = ()) -> str:
-    """The line of a file for a key, with attributes such as `rate=20`. ValueError for a name, a key or an attribute that
-    cannot be."""
+    """Writes a key's line of the file, with attributes such as `rate=20`. ValueError for an invalid name, key or
+    attribute."""
     words = list(attributes)
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"the name must be {_NAME_WANTED}")

@@ -1,4 +1,4 @@
-"""LogLimits: how often an event that peers can cause is written to the log, and the sum of what is not."""
+"""LogLimits: bounds how often events that peers can cause are written to the log, and sums up the others."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import trio
 log = logging.getLogger("gateway")
 
 BURST = 20
-"""Records of one event that are written one after the other."""
+"""The most records of one event that are written at once."""
 RATE = 10.0
-"""And then so many a second."""
+"""Records per second of one event after that."""
 EVERY = 10.0
-"""Seconds between two sums of what was not written."""
+"""Seconds between two sums of suppressed records."""
 
 
 @final
 class _Bucket:
-    """The records of one event that may be written now, and a count of those that were not."""
+    """The records that one event may still write, and its suppressed ones."""
 
     __slots__ = ("at", "level", "records", "since", "suppressed")
 
@@ -32,27 +32,27 @@ class _Bucket:
 
 @final
 class LogLimits:
-    """Asked before a record is made. An event is known by its name, and has a burst of BURST records, and RATE a second.
+    """Limits the records of each event, known by its name, to a burst of BURST and then RATE per second.
 
-    Records that are not written are counted, and summed up by `tick`: event `suppressed`, with the event's name as `of`, a
-    `count`, and the `seconds` that they came in. Metrics count these events too.
+    Suppressed records are counted. `tick` writes their sums: the event `suppressed`, with the event's name as `of`, a
+    `count`, and the `seconds` in which they came. Metrics count suppressed events too.
     """
 
     __slots__ = ("_buckets", "_clock", "_fields")
 
     def __init__(self, clock: Callable[[], float] = trio.current_time, **fields: str) -> None:
-        """`fields` are in each sum."""
+        """`fields` are added to each sum."""
         self._buckets: dict[str, _Bucket] = {}
         self._clock, self._fields = clock, fields
 
     def write(self, log: logging.Logger, event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
-        """A record of this event with these fields, where one may be written."""
+        """Writes a record of this event with these fields, if the limit allows it."""
         if self.allows(event, level=level):
             log.log(level, event, extra=fields)
 
     def allows(self, event: str, *, level: int = logging.INFO, **by: str) -> bool:
-        """True if a record of this event may be written. Otherwise the record is counted `by` these fields, which must have
-        few values each; the sum has the highest `level` of the records that it counts."""
+        """True if a record of this event may be written now. If not, it is counted as suppressed, `by` these fields, each of
+        which must have few values. The sum has the highest `level` of the suppressed records."""
         now = self._clock()
         bucket = self._buckets.get(event)
         if bucket is None:
@@ -72,13 +72,13 @@ class LogLimits:
         return False
 
     def tick(self, now: float) -> None:
-        """Sums up the records that were not written, 10 seconds after the first of them. The coarse timer calls it."""
+        """Writes the sums of suppressed records, 10 seconds after the first of them. The coarse timer calls it."""
         for event, bucket in self._buckets.items():
             if bucket.suppressed and now - bucket.since >= EVERY:
                 self._sum_up(event, bucket, now)
 
     def flush(self) -> None:
-        """Sums up at once: nothing is written any more."""
+        """Writes the sums at once. Called when no more records will come."""
         now = self._clock()
         for event, bucket in self._buckets.items():
             if bucket.suppressed:

@@ -1,4 +1,4 @@
-"""Party: whom all that is shared is counted for, a key, a certificate or else a connection, and what memory it holds."""
+"""Party: a key, a certificate or a connection, to which shared slots, memory and queue places are charged."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from protocols.buffers import ByteBudget
 
 @final
 class MemoryAccount:
-    """The bytes that one party holds of the byte budget. The party reserves and releases through it.
+    """The account of one party with the byte budget: reserves bytes and counts those held.
 
-    While less than half of the budget is in use, any party may take any number. Above that, a party that holds its share
-    or more gets no more, and the others do as long as the budget has room.
+    While at most `plenty` bytes of the budget are in use, every party gets all that it asks for. Above that, a party
+    with its share or more gets nothing; others get what the budget has left.
     """
 
     __slots__ = ("_budget", "_plenty", "held", "share")
 
     def __init__(self, budget: ByteBudget, *, plenty: int, share: int) -> None:
-        """`plenty` is how much of the budget may be in use without a look at who holds it, `share` what one party may hold
-        above that. Both are bytes."""
+        """`plenty`: the bytes of the budget that may be in use before shares count. `share`: the bytes from which on a party
+        gets no more then."""
         self._budget, self._plenty = budget, plenty
         self.share = share
         self.held = 0
-        """Bytes."""
+        """The bytes that the party holds."""
 
     @property
     def limit(self) -> int:
-        """The bytes that all parties together may hold."""
+        """The most bytes that all parties together may hold."""
         return self._budget.limit
 
     @property
@@ -38,7 +38,7 @@ class MemoryAccount:
         return self._budget.used
 
     def try_reserve(self, n: int) -> bool:
-        """Takes n bytes if the party may have them; False, and nothing taken, if not."""
+        """Takes n bytes if the party may have them. If not, takes none and returns False."""
         budget = self._budget
         used = budget.used + n
         if used > self._plenty:
@@ -59,43 +59,44 @@ class MemoryAccount:
         budget.used -= n
 
     def has_its_share(self, n: int = 0) -> bool:
-        """True if the party is refused n bytes more because others need them, even where the budget has room."""
+        """True if the party's share alone keeps it from n more bytes, also while the budget has room."""
         return self.held >= self.share and self._budget.used + n > self._plenty
 
     def of(self, party: Party) -> MemoryAccount:
-        """The account of that party in the same budget."""
+        """Returns that party's account with the same budget. The first call makes it."""
         account = party.account
         if account is None:
             account = party.account = MemoryAccount(self._budget, plenty=self._plenty, share=self.share)
         return account
 
     def hand_over(self, n: int, other: MemoryAccount) -> None:
-        """Moves n of the bytes that this account holds to `other`, whatever its share."""
+        """Moves n held bytes to the other account, whatever its share."""
         self.held -= n
         other.held += n
 
 
 @final
 class Quota:
-    """How much one key may have at once, and in a second: a bucket of twice the rate, which is full at its begin."""
+    """The limits of one key: exchanges at once, and per second by a token bucket of twice the rate, full at the start."""
 
     __slots__ = ("_at", "_left", "at_once", "rate", "running")
 
     def __init__(self) -> None:
         self.running = 0
-        """Exchanges that have begun and are not over."""
+        """The exchanges that run now."""
         self.at_once, self.rate = 0, 0.0
-        """How many may run, and begin in a second; 0: any number."""
+        """The most exchanges that may run at once, and that may begin per second; 0: any number."""
         self._left = self._at = 0.0
 
     def set(self, at_once: int, rate: float) -> None:
-        """Sets both limits from now on, also for exchanges that run already."""
+        """Sets the limits from now on. Exchanges that run already count too."""
         if rate != self.rate:
             self._left, self._at = max(2 * rate, 1.0), -math.inf
         self.at_once, self.rate = at_once, rate
 
     def wait(self, now: float) -> float:
-        """Seconds until one more may begin by the rate, 0 where one has by this call; `now` is on Trio's clock."""
+        """Counts one exchange against the rate if it may begin now, and returns 0. If not, returns the seconds to wait.
+        `now` is on Trio's clock."""
         rate = self.rate
         if not rate:
             return 0.0
@@ -110,25 +111,25 @@ class Quota:
 
 @final
 class Party:
-    """One of those who share slots, memory and queues. It is told apart by identity: two connections are two parties,
-    and all connections of one key, or of one certificate's subject, are one."""
+    """A user of shared slots, memory and queues. Parties are compared by identity: two connections are two parties, and all
+    connections of one key, or of one certificate's subject, are one."""
 
     __slots__ = ("__weakref__", "account", "name", "quota", "share")
 
     def __init__(self, name: str, *, share: int | None = None) -> None:
         self.name = name
-        """For logs and errors: the name of the key, the certificate's subject, or the peer's address."""
+        """The name for logs and errors: of the key, the certificate's subject, or the peer's address."""
         self.share = share
-        """Percent of the slots and of the queue of each model that it may hold; None: as the model's settings say."""
+        """The percentage of each model's slots and queue that it may hold; None: by the model's settings."""
         self.quota: Quota | None = None
-        """The limits of a key at once and per second; None for a party without a key."""
+        """The limits of its key; None if it has no key."""
         self.account: MemoryAccount | None = None
-        """Its bytes of the byte budget, once it has asked for any: `Server.account_of`."""
+        """Its account with the byte budget; None until it is first asked for (`Server.account_of`)."""
 
 
 @final
 class Parties:
-    """The parties that have a name which outlives a connection, for as long as somebody knows them."""
+    """The parties of keys, certificates and peers. Each is kept while something refers to it."""
 
     __slots__ = ("_known",)
 
@@ -136,15 +137,15 @@ class Parties:
         self._known: WeakValueDictionary[tuple[str, str], Party] = WeakValueDictionary()
 
     def of_certificate(self, subject: str) -> Party:
-        """That of all who show a certificate of this subject."""
+        """Returns the party of all clients with a certificate of this subject."""
         return self._of("certificate", subject)
 
     def of_key(self, name: str) -> Party:
-        """That of all who show a key of this name."""
+        """Returns the party of all clients with a key of this name."""
         return self._of("key", name)
 
     def of_peer(self, peer: str) -> Party:
-        """That of all requests of a connection which another server holds, and of which it says no more than its peer."""
+        """Returns the party of all requests with this peer, for ASGI servers, which tell of a connection no more."""
         return self._of("peer", peer)
 
     def _of(self, kind: str, name: str) -> Party:

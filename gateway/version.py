@@ -8,7 +8,7 @@ import importlib.metadata
 
 @functools.cache
 def version() -> str:
-    """Such as 0.1.0; "0+source" where the packages run from their sources without being installed."""
+    """Returns the version, such as 0.1.0; "0+source" if the packages run from their sources without being installed."""
     try:
         return importlib.metadata.version("everywire")
     except importlib.metadata.PackageNotFoundError:

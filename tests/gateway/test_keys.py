@@ -67,11 +67,11 @@ def test_an_empty_file_has_no_key() -> None:
         (f"a {DIGEST}0", "the digest, which is second"),
         (f"{'a' * 65} {DIGEST}", "the name, which is first, must be 1 to 64 letters"),
         (f"ä {DIGEST}", "the name, which is first"),
-        (f"a {DIGEST} {KEY}", "behind the digest come attributes, such as rate=20"),
-        (f"a {DIGEST} Rate=2", "behind the digest come attributes"),
+        (f"a {DIGEST} {KEY}", "attributes, such as rate=20, must follow the digest"),
+        (f"a {DIGEST} Rate=2", "attributes, such as rate=20, must follow the digest"),
         (f"a {DIGEST} limit=2", "there is no attribute limit: there are models, scope, share, in_flight, rate, priority"),
         (f"a {DIGEST} rate=2 rate=2", "rate is there twice"),
-        (f"a {DIGEST} models=", "models must be names of models, with * for anything and a comma between them, not ''"),
+        (f"a {DIGEST} models=", "models must be names of models with commas between them, * for any characters, not ''"),
         (f"a {DIGEST} models=a,,b", "models must be"),
         (f"a {DIGEST} scope=admin", "scope must be infer or control, not 'admin'"),
         (f"a {DIGEST} share=0", "share must be a whole number from 1 to 100, not '0'"),
@@ -99,7 +99,7 @@ def test_all_that_is_wrong_is_told() -> None:
     with pytest.raises(KeyFileError) as raised:
         read_keys(text.encode())
     assert raised.value.problems[:2] == (
-        "line 2: the digest is that of line 1: each key is there once",
+        "line 2: the digest is on line 1 already: list each key once",
         "line 3: share, in_flight and rate must be those of line 1, which has the same name",
     )
     assert str(raised.value).endswith("; and 2 more")
