@@ -1,1 +1,1 @@
-"""Logs, metrics and spans of a gateway. May import config, core, wires and workers."""
+"""Telemetry of a gateway: the log, metrics and spans. May import config, core, wires and workers."""

@@ -1,4 +1,4 @@
-"""Metrics in the log for CloudWatch: a line each period, in its embedded metric format, of which it makes metrics by itself.
+"""Metrics in the log for CloudWatch: a line each period in the embedded metric format, which CloudWatch turns into metrics.
 
 The format is in Amazon CloudWatch's user guide, "Specification: Embedded metric format".
 """
@@ -19,22 +19,22 @@ log = logging.getLogger(METRICS)
 
 _NAMESPACE, _DIMENSION = "everywire", "service"
 _METRICS = ("SlotsInUse", "Queued", "LiveStreams", "Refusals")
-_STANDARD = 60.0  # seconds: more often than this, CloudWatch has to be asked to keep each (high resolution)
+_STANDARD = 60.0  # seconds: for shorter periods, CloudWatch keeps each value only at high resolution
 
 
 @final
 class EmbeddedMetrics:
-    """The figures that an autoscaler needs of one gateway, written to the log every `metrics.emf` seconds."""
+    """Writes one gateway's figures for an autoscaler to the log, every `metrics.emf` seconds."""
 
     def __init__(self, server: Server, supervisor: Supervisor, observer: Observer, wall_clock: Callable[[], float]) -> None:
-        """`wall_clock` gives the seconds since 1970."""
+        """`wall_clock` returns the seconds since 1970."""
         self._server, self._supervisor, self._observer, self._wall_clock = server, supervisor, observer, wall_clock
         self._period = server.config.metrics.emf
         self._due: float | None = None
         self._refused = 0
 
     def look(self, now: float) -> None:
-        """Called once a second, with the time on Trio's clock."""
+        """Writes a line if one is due. Called once a second, with the time on Trio's clock."""
         if self._due is None:
             self._due = now + self._period
         elif now >= self._due:
@@ -42,7 +42,7 @@ class EmbeddedMetrics:
             log.info("metrics", extra=self.line())
 
     def line(self) -> dict[str, Any]:
-        """The members of a line: what is so now, and the refusals since the last one."""
+        """Returns the members of a line: the current values, and the refusals since the last line."""
         refused, before = self._refusals(), self._refused
         self._refused = refused
         slots = [worker.slots for worker in self._supervisor.workers.values()]

@@ -1,4 +1,4 @@
-"""Failures that the log explains under an incident's number, grouped by type and place: the last hundred groups."""
+"""Incidents: failures that the log explains under a number, grouped by type and place. The last 100 groups are kept."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gateway.untrusted_text import escape
 from gateway.workers.failures import Failure
 
 GROUPS = 100
-"""Groups that are kept: the one that has been quiet for longest goes."""
+"""The most groups that are kept. Beyond it, the group whose last failure is oldest is dropped."""
 TRACEBACK = 16 * 1024
-"""Bytes of a traceback, at most: the innermost."""
-_NUMBERS = 20  # incidents of a group whose numbers are kept
-_FRAMES = 64  # frames of each exception
+"""The most bytes of a traceback: its end, with the innermost frames."""
+_NUMBERS = 20  # the most incident numbers of a group that are kept
+_FRAMES = 64  # the most frames of each exception
 _TEXT, _NAME = 300, 200  # characters
 _FRAME = re.compile(r'^[ |]*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
@@ -35,30 +35,31 @@ class IncidentGroup:
     def __init__(self, type: str, place: str, model: str, number: str, now: float, text: str) -> None:
         self.type, self.place, self.model = type, place, model
         self.id = number
-        """The number of the first one."""
+        """The number of its first incident."""
         self.first = self.last = now
         self.count = self.revision = 0
         self.numbers = deque[str](maxlen=_NUMBERS)
-        """Those that a client was told, or the log has: the last ones."""
+        """The numbers of its last incidents, as clients and the log have them."""
         self.version = self.error = self.stream = self.told = ""
-        """They tell of the last one: the model's version, its type and text, the stream's id, its client's words."""
+        """Facts of its last incident: the model's version, the exception's type and text, the stream's id, and the text that
+        the client got."""
         self.traceback = text
-        """It is that of the first one; empty where it is not kept."""
+        """The traceback of its first incident; empty if tracebacks are not kept."""
 
 
 @final
 class Incidents:
-    """Keeps them. Nothing of an exception stays but text: no frame, and so no local, body or header."""
+    """Keeps the groups of incidents. They keep an exception's text alone: no frame, and so no local, body or header."""
 
     def __init__(self, *, tracebacks: bool) -> None:
         """`tracebacks` is the setting `operator.tracebacks`."""
         self._tracebacks = tracebacks
-        self._groups: dict[tuple[str, str, str], IncidentGroup] = {}  # the one that has changed last at the end
+        self._groups: dict[tuple[str, str, str], IncidentGroup] = {}  # the last changed at the end
         self.revision = 0
-        """Grows with each failure: a group has that of its last one."""
+        """The number of failures so far. A group has the number at its last one."""
 
     def add(self, failure: Failure) -> None:
-        """One more, which is explained in the log."""
+        """Adds a failure that the log explains."""
         error, model = failure.error, escape(failure.model[:_NAME])
         kind = escape(str(getattr(error, "kind_there", "") or type(error).__name__)[:_NAME])
         key = kind, escape(_place_of(error)[:_NAME]), model
@@ -77,11 +78,11 @@ class Incidents:
 
     @property
     def groups(self) -> list[IncidentGroup]:
-        """All of them, the one that has happened last first."""
+        """All groups, the one with the latest failure first."""
         return list(reversed(self._groups.values()))
 
     def since(self, revision: int) -> list[IncidentGroup]:
-        """Those of which there was one after that revision, the oldest first."""
+        """Returns the groups with a failure after that revision, the oldest first."""
         found: list[IncidentGroup] = []
         for group in reversed(self._groups.values()):
             if group.revision <= revision:
@@ -90,20 +91,20 @@ class Incidents:
         return found[::-1]
 
     def find(self, number: str) -> IncidentGroup | None:
-        """The group of an incident's number."""
+        """Returns the group of an incident's number; None if it is not kept."""
         return next((group for group in self.groups if group.id == number or number in group.numbers), None)
 
 
 def _said(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # raised by its author's own code
+    except Exception:  # `__str__` is the author's own code
         text = "(its text cannot be read)"
     return text if getattr(error, "kind_there", "") else f"{type(error).__name__}: {text}"
 
 
 def _place_of(error: BaseException) -> str:
-    """The place where it was raised; its note says it for a thread, or another process."""
+    """Returns the place where it was raised: from its note, if that was in a thread or another process."""
     for note in reversed(list(_notes(error))):
         if frames := _FRAME.findall(note):
             file, line, name = frames[-1]
@@ -124,7 +125,7 @@ def _notes(error: BaseException) -> Iterator[str]:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """As the log has it."""
+    """Formats the traceback as the log does."""
     told = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_FRAMES)
     text = text_without_secrets("".join(told.format()))
     escaped = "\n".join(map(escape, text.splitlines())).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""One look at connections and live exchanges: how many there are, what they wait for, what they hold."""
+"""Sums of one look at connections and live exchanges: their numbers, waits and held memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gateway.telemetry.observer import peer_of
 from gateway.wires.asgi import ASGICall
 
 WAITING = {SLOT: "slot", INPUT: "input", ROOM: "room"}
-"""The part of the time that each wait is."""
+"""The part of an exchange's time in which each wait is counted."""
 
 
 LOOKED_AT_ONCE = 256
-"""Connections, or exchanges, that are looked at before others have their turn."""
+"""The most connections, or exchanges, that are looked at before other tasks run."""
 
 
 @final
@@ -28,33 +28,33 @@ class PeerWaits:
 
     def __init__(self) -> None:
         self.streams = 0
-        """Those that have waited for it."""
+        """The streams that have waited for the client."""
         self.input = self.room = 0.0
-        """Seconds for which they have waited for it to send, and to read."""
+        """The seconds for which they have waited for the client to send, and to read."""
         self.slots = 0
-        """Slots that are held now by those that wait for it to read."""
+        """The slots held now by streams that wait for the client to read."""
 
 
 @final
 class LiveLook:
-    """Sums of what it is shown."""
+    """Sums of the connections and exchanges that it has seen."""
 
     def __init__(self) -> None:
         self.live = Counter[str]()
-        """Exchanges by wire."""
+        """Live exchanges, by wire."""
         self.waiting = Counter[tuple[str, str]]()
-        """Those that wait, by wire and part."""
+        """Exchanges that wait, by wire and part."""
         self.connections = Counter[str]()
-        """By wire."""
+        """Open connections, by wire."""
         self.held = Counter[str](received=0, bodies=0, assembling=0, large=0, send=0)
-        """Bytes, by where they are."""
+        """Held bytes, by place."""
         self.blocked = Counter[str]()
-        """Exchanges whose model waits for a client that does not read, by model: each holds a slot."""
+        """Exchanges whose model waits for the client to read, by model. Each holds a slot."""
         self.peers: dict[str, PeerWaits] = {}
-        """Those that were waited for, by address without a port."""
+        """Clients that streams have waited for, by address without a port."""
 
     def see_wire(self, wire: ConnectionWire | ASGICall) -> None:
-        """One connection."""
+        """Adds one connection."""
         self.connections[wire.name] += 1
         received, send = wire.held()
         held = self.held
@@ -62,7 +62,7 @@ class LiveLook:
         held["send"] += send
 
     def see(self, exchange: Exchange) -> None:
-        """One live exchange."""
+        """Adds one live exchange."""
         wire, waits = exchange.wire.name, exchange.waits
         self.live[wire] += 1
         if waits is not None and (what := waits.what):
@@ -76,7 +76,7 @@ class LiveLook:
         held["large"] += large
 
     def see_peer(self, exchange: Exchange) -> None:
-        """Adds the client that one live exchange has waited for, beside what `see` sees of it."""
+        """Adds one live exchange to the waits of its client. `see` does not."""
         waits = exchange.waits
         if waits is None:
             return

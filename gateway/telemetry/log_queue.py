@@ -1,9 +1,9 @@
-"""The log's own thread: a task that logs hands the record over and goes on, even if nobody reads the log.
+"""The log's own thread: a task that logs hands the record over and goes on, even if no program reads the log.
 
-A record is rendered by the thread where nothing in it can change meanwhile: a message without arguments, and fields that
-are text, numbers or None, as the access line's are. Any other is rendered where it is logged: its arguments may change, and
-the frames of a traceback would keep alive what they hold. So is one that many others are before: until it is written it
-takes a third of the memory as text.
+The thread formats a record in which nothing can change meanwhile: a message without arguments, with fields that are text,
+numbers or None, as the access line has. Any other record is formatted by the task that logs: its arguments may change, and
+the frames of a traceback would keep objects alive. If many records wait already, the task formats every record: as text it
+takes a third of the memory.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from types import TracebackType
 from typing import IO, TypeAlias, final
 
 RECORDS = 8192
-"""The most records that wait to be written."""
+"""The most records that may wait to be written."""
 BYTES = 8 * 1024 * 1024
-"""The most that their text comes to, about; a record that would pass it is dropped."""
+"""The most bytes of waiting records, approximately. A record that would exceed it is dropped."""
 AS_RECORDS = 256
-"""The most that wait to be rendered."""
+"""The most records that may wait unformatted."""
 PATIENCE = 1.0
-"""Seconds that waiting records have at the end of the process."""
+"""Seconds for waiting records to be written at the end of the process."""
 _AT_ONCE = 64  # records
 _FIXED = len(logging.makeLogRecord({}).__dict__)  # attributes that every record has; the fields of `extra` come after them
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
-_RECORD = 512  # bytes of a record apart from its texts
-_ATOMIC = 4096  # POSIX's PIPE_BUF on Linux: what fits into a pipe that says it has room
+_RECORD = 512  # bytes of a record without its texts
+_ATOMIC = 4096  # PIPE_BUF on Linux: the most bytes that a writable pipe takes at once, without another writer's in between
 
 _Item: TypeAlias = "tuple[logging.LogRecord | str | threading.Event | None, int]"
 
@@ -41,7 +41,8 @@ _dropped = 0
 
 
 def dropped() -> int:
-    """Records of this process that were never written: there was no room for them, or nobody was left to read them."""
+    """Returns the number of this process's records that were never written: the queue was full, or the stream's reader was
+    gone."""
     return _dropped
 
 
@@ -49,25 +50,25 @@ def dropped() -> int:
 class QueuedHandler(logging.Handler):
     """Writes records to a stream from a thread of its own; `handle` never waits for the stream.
 
-    While RECORDS records or BYTES bytes wait, what comes is dropped and counted, and a record that says how many were
-    dropped stands before the next that fits. `flush` and `close` wait for at most PATIENCE seconds; a process that ends
-    meanwhile loses what waits. In a child made by `fork`, which has no such thread, records are written as they come.
+    While RECORDS records or BYTES bytes wait, new records are dropped. Before the next that fits, a record gives the
+    number dropped. `flush` and `close` wait for at most PATIENCE seconds; if the process ends then, waiting records are
+    lost. A child made by `fork` has no such thread: it writes each record itself.
     """
 
     def __init__(self, stream: IO[str], *, shared: bool = False) -> None:
-        """`shared`: other processes write to it too, and no line of ours is to begin within one of theirs."""
+        """`shared`: other processes write to the stream too, and lines must not be mixed."""
         super().__init__()
         self._shared = shared
         self._stream = stream
         self.terminal = stream.isatty()
-        """True if people read the stream as it is written."""
+        """True if the stream is a terminal."""
         self._descriptor = descriptor_of(stream)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
-        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()  # its `put` is reentrant: a signal handler may log
-        # each is changed by one side alone: `_put*` by the holder of the handler's lock, the others by the thread
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()  # reentrant: a signal handler may log
+        # no lock: only the holder of the handler's lock changes `_put*`, only the thread the others
         self._put = self._put_bytes = self._taken = self._taken_bytes = 0
         self._unsaid = 0
-        self._in_vain = -1  # `_taken` when a flush gave up: the end of a process has one second, not one for each
+        self._in_vain = -1  # `_taken` when a flush gave up: all flushes at the end together have one second
         self._forked = self._closed = False
         self._thread = threading.Thread(target=self._write_all, name="everywire log", daemon=True)
         self._thread.start()
@@ -76,7 +77,7 @@ class QueuedHandler(logging.Handler):
     # -- callers that log ------------------------------------------------------------------------------------------
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hands the record over, or drops it."""
+        """Hands the record to the thread, or drops it if the queue is full."""
         if self._forked:
             self._written(self._line(record))
             return
@@ -89,7 +90,7 @@ class QueuedHandler(logging.Handler):
         self._give(item, size)
 
     def say(self, text: str) -> None:
-        """Writes the text as it is, after what was logged before it. It is dropped as a record is."""
+        """Writes the text as it is, after the records logged before. Dropped if the queue is full."""
         with self.lock:  # type: ignore[union-attr]
             if self._forked:
                 self._written(text)
@@ -99,8 +100,8 @@ class QueuedHandler(logging.Handler):
                 self._give(text, len(text))
 
     def flush(self) -> None:
-        """Returns when everything that was logged before is written, after PATIENCE seconds at the latest; at once where
-        a flush has waited that long and nothing was written since."""
+        """Returns when all earlier records are written, or after PATIENCE seconds. Returns at once if a flush has given up
+        and nothing was written since."""
         if self._forked or self._closed or not self._thread.is_alive() or self._in_vain == self._taken:
             return
         with self.lock:  # type: ignore[union-attr]
@@ -112,7 +113,7 @@ class QueuedHandler(logging.Handler):
             self._in_vain = self._taken
 
     def close(self) -> None:
-        """As `flush`, then ends the thread. A second call does nothing."""
+        """Flushes as `flush` does, then ends the thread. A second call does nothing."""
         if not self._closed:
             self.flush()
             self._closed = True
@@ -120,7 +121,7 @@ class QueuedHandler(logging.Handler):
         super().close()
 
     def _waiting(self, record: logging.LogRecord) -> tuple[logging.LogRecord | str, int]:
-        """The record as it waits in the queue, and its bytes."""
+        """Returns the record as it waits in the queue, and its size in bytes."""
         message = record.msg
         few = self._put - self._taken < AS_RECORDS
         if few and type(message) is str and not (record.args or record.exc_info or record.stack_info or record.exc_text):
@@ -150,7 +151,7 @@ class QueuedHandler(logging.Handler):
         self._unsaid += count
 
     def _say_dropped(self) -> None:
-        """Queues the record that says how many were dropped; the caller holds the lock."""
+        """Queues the record with the number of dropped ones. The caller must hold the lock."""
         count, self._unsaid = self._unsaid, 0
         record = logging.makeLogRecord(
             {"name": "gateway", "levelno": logging.WARNING, "levelname": "WARNING", "msg": "log records dropped"}
@@ -178,14 +179,14 @@ class QueuedHandler(logging.Handler):
                     return
                 if isinstance(item, threading.Event):
                     item.set()
-            # a flush may hold the lock: then it has said it
+            # if a flush holds the lock, it queues the record itself
             if self._unsaid and waiting.empty() and lines and self.lock and self.lock.acquire(blocking=False):
                 try:
                     if self._unsaid:
                         self._say_dropped()
                 finally:
                     self.lock.release()
-            del items, lines  # the thread outlives them
+            del items, lines  # else the waiting thread would keep them
 
     def _text(self, item: logging.LogRecord | str | threading.Event | None) -> str:
         return item if isinstance(item, str) else self._line(item) if isinstance(item, logging.LogRecord) else ""
@@ -212,23 +213,23 @@ class QueuedHandler(logging.Handler):
             self._stream.write(text)
             self._stream.flush()
             return
-        # not by the stream, whose lock anybody who prints would wait for
+        # not by the stream: whoever prints would wait for its lock
         data = memoryview(text.encode(self._encoding, "backslashreplace"))
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
-            except BlockingIOError:  # somebody has made it so
+            except BlockingIOError:  # another program has made the descriptor non-blocking
                 poll = select.poll()
                 poll.register(descriptor, select.POLLOUT)
                 poll.poll()
 
     def _in_child(self) -> None:
         self._forked = True
-        self._queue = queue.SimpleQueue()  # the parent writes what waits
+        self._queue = queue.SimpleQueue()  # the parent writes the waiting records
 
 
 def _atomic(lines: list[str]) -> Iterator[list[str]]:
-    """The lines, as many at once as a pipe takes without those of another writer between; a longer one goes alone."""
+    """Groups the lines: as many at once as a pipe takes without mixing in another writer's. A longer line goes alone."""
     together, size = list[str](), 0
     for line in lines:
         size += (more := len(line.encode("utf-8", "backslashreplace")))
@@ -240,7 +241,7 @@ def _atomic(lines: list[str]) -> Iterator[list[str]]:
 
 
 def descriptor_of(stream: IO[str]) -> int | None:
-    """Its descriptor, with everything written that the stream still held; None for one of memory."""
+    """Flushes the stream and returns its descriptor; None if it has none."""
     try:
         stream.flush()
         return stream.fileno()
@@ -249,8 +250,8 @@ def descriptor_of(stream: IO[str]) -> int | None:
 
 
 def last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For `sys.excepthook`: what waits in the log, then the traceback, straight to the descriptor of standard error, each
-    within PATIENCE: also where nobody reads it the process ends."""
+    """A `sys.excepthook`: writes the waiting log, then the traceback, directly to the descriptor of standard error. Each has
+    PATIENCE seconds, so that the process ends even if no program reads them."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, QueuedHandler):
             handler.flush()

@@ -1,4 +1,4 @@
-"""The events of the log that people read most, each written for a terminal: the access line, and what a drain says."""
+"""Writes the log events that people read most for a terminal: the access line, and the progress and report of a drain."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ CUT_LINES = 20
 """The most streams that a drain's report lists; the others are counted."""
 
 _QUIET = ("complete", "cancelled-by-client", "refused")
-"""Endings that need no attention; any other is written in capitals."""
+"""Endings that need no attention. Any other is written in capitals."""
 _GREEN, _YELLOW, _RED, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
-_LEAST_MS, _LEAST_SHARE = 1.0, 0.01  # smaller parts are left out
+_LEAST_MS, _LEAST_SHARE = 1.0, 0.01  # shorter parts of an exchange's time are left out
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
-_MOST_RIGHT = 80  # characters of what follows the path
+_MOST_RIGHT = 80  # the most characters behind the path
 
 
 def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
-    """The line of one exchange, from the fields of its record. It has at most COLUMNS characters: a long path is cut first.
-    KeyError or TypeError where these are not the fields of an exchange."""
+    """Writes the line of one exchange, from the fields of its record. It has at most COLUMNS characters: a long path is cut
+    first. KeyError or TypeError if these are not the fields of an exchange."""
     status, ending = fields["status"], fields["ending"]
     loud = ending not in _QUIET
     head = f"{status} {ending.upper() if loud else ending}"
@@ -35,14 +35,14 @@ def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
         before.append(f"incident {incident}")
     if grpc_status := fields.get("grpc_status"):
         before.append(f"grpc-status {grpc_status}")
-    # a WebSocket is a wire and its own dialect
+    # for a WebSocket, wire and dialect may have the same name
     after = [" ".join(dict.fromkeys(filter(None, (fields["dialect"], fields["wire"])))), split_port(fields["peer"])[0]]
     after += [f"{name} {fields[name]}" for name in ("key", "front", "instance") if name in fields]
     after.append(fields["id"])
     left = "  ".join(escape(text) for text in before if text)
     right = "  ".join(escape(text) for text in after if text)
     said = f"{time} {head}  {left}  {escape(fields['method'])} {escape(fields['path'])}"
-    # the path is last of what may be cut, and the id, by which the client and other lines name the exchange, never is
+    # the path is cut first, the id never: the client and other lines name the exchange by it
     right = right[-_MOST_RIGHT:]
     line = f"{_cut(said, COLUMNS - len(right) - 2)}  {right}"
     if not colour:
@@ -52,12 +52,12 @@ def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
 
 
 def draining_line(live: int, seconds: float) -> str:
-    """The first line of a drain, for a user who waits for its end."""
+    """Writes the first line of a drain, for a user who waits for its end."""
     return f"Draining {live} stream{'s' * (live != 1)}, up to {seconds:g} s. Ctrl-C again ends them now."
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """A drain's report: how what was live ended, then a line for each stream that was cut, CUT_LINES at most."""
+    """Writes a drain's report: the number of each ending, then a line for each stream that was cut, at most CUT_LINES."""
     endings = ", ".join(f"{count} {ending}" for ending, count in report["endings"].items()) or "nothing was live"
     yield f"drained in {spoken_time(report['seconds'])}: {endings}"
     cut = report["cut"]
@@ -69,7 +69,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def spoken_time(seconds: float) -> str:
-    """A duration for people: `0.4s`, `3min`, `2h05min`."""
+    """Writes a duration for people: `0.4s`, `3min`, `2h05min`."""
     if seconds < 120:
         return f"{seconds:.1f}s"
     minutes = int(seconds) // 60
@@ -77,7 +77,7 @@ def spoken_time(seconds: float) -> str:
 
 
 def _times(fields: Mapping[str, Any]) -> str:
-    """How long it took, and where that went if not to the model alone: parts under 1 ms or 1 % are left out."""
+    """Writes the duration, and its parts unless all of it was the model's. Parts under 1 ms or 1 % are left out."""
     ms = fields["ms"]
     parts = {key[3:]: taken for key, taken in fields.items() if key.startswith("ms_") and key != "ms_first"}
     told = {part: taken for part, taken in parts.items() if taken >= max(_LEAST_MS, _LEAST_SHARE * ms)}
@@ -87,7 +87,7 @@ def _times(fields: Mapping[str, Any]) -> str:
 
 
 def _amounts(fields: Mapping[str, Any]) -> str:
-    """The messages and bytes that went out, and those that came in if there was more than one message."""
+    """Writes the messages and bytes sent, and those received if more than one message was."""
     items = fields["items_out"]
     out = f"{items} item{'s' * (items != 1)} {size_text(fields['bytes_out'])}"
     return f"{fields['items_in']} in {size_text(fields['bytes_in'])}  {out}" if fields["items_in"] > 1 else out
@@ -103,7 +103,7 @@ def _seconds(ms: float) -> str:
 
 
 def size_text(count: int) -> str:
-    """Bytes for people: `27 B`, `6.3 KiB`."""
+    """Writes a number of bytes for people: `27 B`, `6.3 KiB`."""
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, len(_UNITS))

@@ -1,4 +1,4 @@
-"""Sets up the log of the standalone server: one line an event, as JSON or as text to read. A library never calls it."""
+"""Sets up the log of the standalone server: one line for each event, as JSON or as text. Libraries never call it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gateway.untrusted_text import escape
 log = logging.getLogger("gateway")
 
 METRICS = "gateway.metrics"
-"""The logger of lines that are metrics. They are no events of some severity, and are written whatever `log.level` is."""
+"""The logger of lines that are metrics. They are written at every `log.level`."""
 METADATA = "_aws"
-"""The member of such a line that says which others are metrics."""
+"""The member of a line of metrics that says which other members are metrics."""
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -42,12 +42,12 @@ _RESERVED = frozenset({*RESERVED_ATTRS, *_OURS})
 
 
 def configure(config: LogConfig, *, stream: IO[str] | None = None, front: int | None = None) -> None:
-    """Sends the log of the whole process to `stream` (standard error) in the configured format.
+    """Sends the log of the whole process to `stream`, by default standard error, in the configured format.
 
-    `level` holds for the loggers under "gateway"; those of models and libraries show warnings and errors unless their
-    own level says more. A second call replaces the first. Lines are written by a thread of their own (`log_queue`): whoever
-    logs never waits for whoever reads. `front` is the number of this process where several write to one stream: each line
-    has it, and comes whole.
+    `level` applies to the loggers under "gateway". Those of models and libraries show warnings and errors, unless their
+    own level shows more. A second call replaces the first. A thread writes the lines (`log_queue`), so that tasks never
+    wait for a reader of the log. `front` is the number of this process if several write to one stream: each line has it,
+    and lines are not mixed.
     """
     stream = stream or sys.stderr or open(os.devnull, "w")  # noqa: SIM115  # a process may have no standard error
     text = config.format == "text" or (config.format == "auto" and stream.isatty())
@@ -75,34 +75,34 @@ def has_terminal_log() -> bool:
 
 
 def say(text: str) -> None:
-    """Writes text for people after what was logged, if the log is written to a terminal."""
+    """Writes text for people behind the records so far, if the log is written to a terminal."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, QueuedHandler) and handler.terminal:
             handler.say(text)
 
 
 def flush() -> None:
-    """Returns when what was logged is written, a second later at the latest."""
+    """Returns when all records so far are written, or after 1 second."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, QueuedHandler):
             handler.flush()
 
 
 def set_level(level: Level) -> None:
-    """The least severity that the loggers under "gateway" log from now on."""
+    """Sets the lowest level that the loggers under "gateway" log."""
     logging.getLogger("gateway").setLevel(_LEVELS[level])
 
 
 def level() -> str:
-    """The one that they log now: a Level, or another name of the logging module's, in small letters."""
+    """Returns the lowest level that they log now: a Level, or another level of the logging module, in lower case."""
     return logging.getLevelName(logging.getLogger("gateway").getEffectiveLevel()).lower()
 
 
 @contextmanager
 def speaking_for_python() -> Iterator[None]:
-    """Inside the block, what the interpreter would write to standard error itself, and wait for who reads it there, is in
-    the log: warnings, and exceptions that nobody can catch, in a thread or as an object goes. An exception that leaves the
-    block ends the process: its traceback goes to the descriptor, within a second."""
+    """Inside the block, logs the messages of the interpreter, which would otherwise wait for the reader of standard error:
+    warnings, and uncaught exceptions of threads and finalizers. An exception that leaves the block ends the process. Its
+    traceback goes to standard error's descriptor, within 1 second."""
     raising, unraisable, threads = sys.excepthook, sys.unraisablehook, threading.excepthook
     logging.captureWarnings(True)
     sys.unraisablehook, threading.excepthook = _ignored, _thread_ended
@@ -127,7 +127,7 @@ def _thread_ended(found: threading.ExceptHookArgs) -> None:
 
 @final
 class _Numbered(logging.Filter):
-    """Lets every record through, and says which process it is of."""
+    """Adds the process's number to every record."""
 
     def __init__(self, front: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class JSONFormatter(JsonFormatter):
         log_data["logger"] = record.name
         log_data["event"] = _event(record)
         log_data.update(_extra(record))
-        # The exception and the stack, where there are some.
+        # the exception and the stack, if any
         log_data.update(message_dict)
 
     def formatException(self, ei: Any) -> str:
@@ -157,9 +157,9 @@ class JSONFormatter(JsonFormatter):
 
 @final
 class TextFormatter(logging.Formatter):
-    """`time LEVEL logger: event key=value ...`, on one line; control characters are escaped, so that nothing a peer
-    sends can forge a line or drive a terminal. A traceback follows, indented. Access lines and drains are written for people
-    (`log_text`), and say less than the JSON form does."""
+    """Formats a record as one line, `time LEVEL logger: event key=value ...`, with an indented traceback behind it. Control
+    characters are escaped, so that bytes from a peer cannot forge a line or control a terminal. Access lines and drains
+    are written for people (`log_text`), with fewer facts than in JSON."""
 
     def __init__(self, *, colour: bool = False) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class TextFormatter(logging.Formatter):
             if record.name == "gateway.exchange" and record.levelno == logging.INFO:
                 return access_line(timestamp(record)[11:19], fields, colour=self._colour)
             said = _told(record, fields)
-        except (AttributeError, KeyError, TypeError):  # somebody else's record under a name of ours
+        except (AttributeError, KeyError, TypeError):  # another library's record under this logger's name
             said = None
         if said is None:
             said = [" ".join([escape(_event(record)), *(f"{escape(key)}={_value(value)}" for key, value in fields.items())])]
@@ -184,7 +184,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _told(record: logging.LogRecord, fields: dict[str, Any]) -> list[str] | None:
-    """The lines of an event that has a text of its own; None for any other."""
+    """Returns the lines of an event that `log_text` writes; None for any other."""
     if record.name != "gateway":
         return None
     match record.msg:
@@ -196,14 +196,14 @@ def _told(record: logging.LogRecord, fields: dict[str, Any]) -> list[str] | None
 
 
 def timestamp(record: logging.LogRecord) -> str:
-    """When the record was made: RFC 3339, UTC, milliseconds."""
-    # not by datetime: with a time zone it asks by names that it makes anew, which CPython's method cache keeps, and with
-    # each the memory around it
+    """Returns the time of the record: RFC 3339, UTC, milliseconds."""
+    # not by datetime: with a time zone it looks up method names that it makes again each time; CPython's method cache keeps
+    # each of them, and with it the memory around it
     return time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(record.created)) + f"{int(record.msecs):03}Z"
 
 
-# Warnings and errors may quote a model's configuration: its exceptions do, and so do lines of libraries. Lines below a
-# warning are many, and quote nothing.
+# Secrets are removed from warnings and errors, which may quote a model's configuration, as exceptions and libraries do.
+# Lines below a warning are many, and quote none.
 
 
 def _event(record: logging.LogRecord) -> str:

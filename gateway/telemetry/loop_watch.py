@@ -1,9 +1,9 @@
-"""Notices while it lasts that one step keeps the event loop from everything else, and names whose it is.
+"""Notices a step that blocks the event loop, while it lasts, and names its model.
 
-The loop stamps the time ten times a second, by its coarse timer. A thread, woken about as often, looks at that stamp alone;
-only when it is late does it look at the stack of the loop's thread, find the task whose step that is, and whom it works
-for. A step that releases the interpreter (`time.sleep`, a read, a loop in Python) is named while it lasts. A C call that
-holds the interpreter stops this thread as well: it is told afterwards, with the line at which the loop goes on.
+The loop stamps the time ten times a second, by its coarse timer. A thread wakes about as often and checks only that stamp.
+If the stamp is late, the thread reads the stack of the loop's thread, and finds the task of the step and its model. A step
+that releases the interpreter (`time.sleep`, a read, a loop in Python) is logged while it lasts. A C call that holds the
+interpreter stops this thread too: it is logged afterwards, with the line at which the loop goes on.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ log = logging.getLogger("gateway")
 PULSE = 0.1
 """Seconds between two stamps of the loop."""
 _AGAIN = 0.05  # seconds between two looks at a loop that is late
-_HELD = 0.1  # seconds that the thread itself comes late, where others merely have the interpreter in turns
+_HELD = 0.1  # seconds: a thread that wakes less late than this was only waiting for its turn of the interpreter
 _QUIET = 10.0  # seconds between two lines about one model
-_GROWN = 10.0  # a block that lasts so many times as long is told once more
-_STACK = 12  # lines
+_GROWN = 10.0  # a block is logged again when it lasts this many times as long
+_STACK = 12  # the most lines of a stack
 
 _OURS = (f"{Path(__file__).parents[1]}{os.sep}", *(f"{path}{os.sep}" for path in (*models.__path__, *protocols.__path__)))
 _MODELS = tuple(f"{Path(path) / 'library'}{os.sep}" for path in models.__path__)
 _TRIO = f"{Path(trio.__file__).parent}{os.sep}"
 _PYTHON = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
-_PACKAGES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib"))  # below those, at times
+_PACKAGES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib"))  # these may lie inside _PYTHON
 
 Whose: TypeAlias = "Callable[[trio.lowlevel.Task], tuple[str, str]]"
-"""The model that a task works for, and the id of its exchange; empty where there is none."""
+"""Returns the model that a task works for, and the id of its exchange; empty texts if there is none."""
 
 
 @final
 @dataclass(slots=True)
 class Blocks:
-    """The number of steps that kept the loop, and their seconds, by model; an empty name: the gateway's own code."""
+    """The number of steps that blocked the loop, and their seconds, by model. An empty name: the gateway's own code."""
 
     count: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Blocks:
 @final
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The step that the loop's thread was in."""
+    """A step of the loop's thread."""
 
     task: trio.lowlevel.Task | None
     model: str
@@ -70,12 +70,13 @@ class _Step:
 
 @final
 class LoopWatch:
-    """Watches one event loop from a thread of its own, between `watching` and its end. Made and entered on that loop."""
+    """Watches one event loop from a thread, inside `watching`. It must be made and entered on that loop."""
 
     def __init__(
         self, limit: float, whose: Whose, blocks: Blocks, late: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        """`limit`: seconds that a step may take. `whose` is asked in the thread, and counts in `blocks`."""
+        """`limit`: the seconds that a step may take. The thread calls `whose`, and counts longer steps in `blocks`. `late`:
+        see `beat_until`."""
         self._late = late
         self._limit, self._whose, self._blocks = limit, whose, blocks
         self._beat = 0.0
@@ -85,7 +86,7 @@ class LoopWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The thread lives as long as the block."""
+        """Runs the thread during the block."""
         self._loop, self._root = threading.get_ident(), trio.lowlevel.current_root_task()
         self._beat = time.monotonic()
         thread = threading.Thread(target=self._watch, name="everywire loop watch", daemon=True)
@@ -94,10 +95,11 @@ class LoopWatch:
             yield
         finally:
             self._over.set()
-            thread.join(_AGAIN)  # at most: it may be logging, to a handler of the embedder's
+            thread.join(_AGAIN)  # not longer: the thread may be inside a log handler of the embedder
 
     async def beat_until(self, due: float) -> None:
-        """Sleeps until then, on Trio's clock, and stamps the time meanwhile; `late` is told how late each stamp came."""
+        """Sleeps until `due`, on Trio's clock, and stamps the time meanwhile. Calls `late` with the seconds by which each
+        stamp was late."""
         while (now := trio.current_time()) < due:
             self._beat = time.monotonic()
             next_due = min(due, now + PULSE)
@@ -116,7 +118,7 @@ class LoopWatch:
             now, beat = time.monotonic(), self._beat
             if now - beat - PULSE < self._limit:
                 continue
-            # a thread that was kept as well saw nothing of it
+            # if this thread was kept from running too, it did not see the step
             held = now - planned > max(self._limit / 2, _HELD)
             step, cause = self._look(), "one step"
             if held:
@@ -159,11 +161,11 @@ class LoopWatch:
         facts = {"model": step.model, "id": step.exchange, "seconds": round(seconds, 3), "cause": cause, "at": step.at}
         if unsaid := self._unsaid.pop(step.model, 0):
             facts["unreported"] = unsaid
-        hint = "a def runs in a thread; an async def awaits, or calls trio.to_thread.run_sync"
+        hint = "a plain def runs in a thread; an async def must await, or call trio.to_thread.run_sync"
         log.warning("event loop blocked", extra={**facts, "hint": hint if step.model else "", "stack": step.stack})
 
     def _look(self) -> _Step:
-        """The step that the loop's thread is in now."""
+        """Returns the step that the loop's thread runs now."""
         frame = sys._current_frames().get(self._loop)
         frames: list[FrameType] = []
         while frame is not None:
@@ -175,7 +177,7 @@ class LoopWatch:
         stack = [_place(frame) for frame in frames[:_STACK]]
         return _Step(
             task=task,
-            model=model if author is not None else "",  # the gateway's own work for it is not the model's
+            model=model if author is not None else "",  # the gateway's own work for a model does not count as the model's
             exchange=exchange,
             at=_place(author) if author is not None else stack[0] if stack else "",
             stack=stack,
@@ -186,13 +188,13 @@ class LoopWatch:
 
 
 def _collected() -> int:
-    """The number of full garbage collections so far."""
+    """Returns the number of full garbage collections so far."""
     return int(gc.get_stats()[2]["collections"])
 
 
 def _task_of(root: trio.lowlevel.Task | None, frames: list[FrameType]) -> tuple[trio.lowlevel.Task | None, list[FrameType]]:
-    """The task that runs these frames, and which of them are its own, the innermost first; None where it is none's, or the
-    loop goes on meanwhile."""
+    """Returns the task that runs these frames, and those of them that are its own, the innermost first. None if no task
+    does, or the loop goes on meanwhile."""
     running, tasks = set(frames), [] if root is None else [root]
     try:
         while tasks:
@@ -202,18 +204,19 @@ def _task_of(root: trio.lowlevel.Task | None, frames: list[FrameType]) -> tuple[
                 return task, frames[: frames.index(outermost) + 1]
             for nursery in list(task.child_nurseries):
                 tasks += list(nursery.child_tasks)
-    except RuntimeError:  # it changes
+    except RuntimeError:  # the set of tasks has changed: the loop goes on
         pass
     return None, []
 
 
 def _authors(frames: list[FrameType]) -> FrameType | None:
-    """The innermost frame of an author's own code, in the folder of the first that is neither ours nor Trio's nor
-    Python's: libraries that it calls lie elsewhere. None where there is no such frame."""
+    """Returns the innermost frame of the model author's own code. The author's folder is that of the outermost frame that
+    belongs neither to the gateway nor to Trio or Python; the libraries that it calls lie elsewhere. None without such a
+    frame."""
     foreign = [frame for frame in frames if not _is_brought(frame)]
     if not foreign:
         return None
-    file = foreign[-1].f_code.co_filename  # a word such as <stdin> for code that was typed in, or made
+    file = foreign[-1].f_code.co_filename  # for typed or generated code, a word such as <stdin>
     folder = f"{Path(file).parent}{os.sep}"
     return next(frame for frame in foreign if frame.f_code.co_filename == file or _is_any(frame, folder))
 

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a gateway: a registry of its own, and the text that a scrape gets."""
+"""Prometheus metrics of a gateway: its registry, and the text that answers a scrape."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ _OF_PARTIES = (Refusal.PARTY_SHARE, Refusal.IDLE_WHEN_WANTED, Refusal.RATE, Refu
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[str, bytes]:
-    """The content type and the body that answer a scrape: OpenMetrics where the request's Accept field asks for it,
-    Prometheus' own text otherwise. To be called on the event loop, which owns what is counted."""
+    """Returns the content type and the body that answer a scrape: OpenMetrics if the request's Accept field asks for it, or
+    else Prometheus' text format. Must be called on the event loop, which owns the counters."""
     encode, content_type = choose_encoder(accept)
     return content_type, encode(registry)
 
 
 class Barred(Protocol):
-    """The refusals of requests for want of permission."""
+    """Counters of refused clients and of exchanges with keys."""
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Why a request may be refused."""
+        """The reasons for which a client's request may be refused."""
         ...
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """Requests that were, by one of these."""
+        """The number of refused requests, by reason."""
         ...
 
     @property
     def endings(self) -> Mapping[tuple[str, Ending], int]:
-        """Exchanges that are over, by the name of their key."""
+        """The number of ended exchanges, by their key's name and their ending."""
         ...
 
 
 @final
 class Metrics(Collector):
-    """Counts the exchanges of one gateway, from when this is made; all else is read at a scrape.
+    """The metrics of one gateway. Exchanges are counted from when this is made; everything else is read at a scrape.
 
-    Labels are bounded whatever peers send: a model is named where it is configured, and the empty name stands for all
-    others and for none.
+    Peers cannot make new labels: configured models have their names, and the empty name stands for all others and for
+    none.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Metrics(Collector):
         blocks: Blocks,
         access: Barred,
     ) -> None:
-        """`arriving` are the connections that have not said what they want, `lag` is how late the loop came to its timer,
-        `blocks` what has kept it, `access` who was kept out, and what became of whom keys let in."""
+        """`arriving`: the connections of which the protocol is not known yet. `lag`: how late the event loop reached its
+        timer. `blocks`: steps that blocked it. `access`: refused clients, and the endings of exchanges with keys."""
         self.server, self.observer, self.lag = server, observer, lag
         self.tallies = Tallies(observer.live, supervisor.configured, server.exchange_closed)
-        """The endings of exchanges."""
+        """The counters of exchanges."""
         self._arriving, self._blocks, self._access = arriving, blocks, access
         self._configured = supervisor.configured
-        self._seen: LiveLook | None = None  # for who collects next
-        self._workers: dict[Worker, str] = {}  # that may still count, by the name they have here
+        self._seen: LiveLook | None = None  # for the next collection
+        self._workers: dict[Worker, str] = {}  # workers that may still count, with their label
         self._before: dict[str, Counter[str]] = {}  # the counts of workers that are gone
         self._stopped_before: dict[str, Histogram] = {}
         for worker in supervisor.workers.values():
@@ -100,8 +100,8 @@ class Metrics(Collector):
     # -- at a scrape -------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics. The registry calls it."""
-        yield InfoMetricFamily("everywire_build", "Which version this is.", {"version": version()})
+        """Yields all metrics. The registry calls it at a scrape."""
+        yield InfoMetricFamily("everywire_build", "The version of the gateway.", {"version": version()})
         look, self._seen = self._seen or self._look(), None
         yield from self._of_exchanges()
         yield from self._live(look)
@@ -112,9 +112,11 @@ class Metrics(Collector):
     def _of_exchanges(self) -> Iterator[Metric]:
         tallies = self.tallies.by_key
         labels = _OF_AN_EXCHANGE
-        endings = CounterMetricFamily("everywire_exchanges", "Exchanges that are over.", labels=(*labels, "ending"))
+        endings = CounterMetricFamily("everywire_exchanges", "Exchanges that have ended.", labels=(*labels, "ending"))
         spent = CounterMetricFamily(
-            "everywire_exchange_spent_seconds", "Where their time went, of live ones so far.", labels=(*labels, "part")
+            "everywire_exchange_spent_seconds",
+            "The time of exchanges by part, of live ones so far.",
+            labels=(*labels, "part"),
         )
         for key, tally in tallies.items():
             for ending, n in tally.endings.items():
@@ -126,22 +128,22 @@ class Metrics(Collector):
         yield spent
         yield _counted(
             "everywire_exchange_received_bytes",
-            "Of bodies and frames, of live exchanges so far.",
+            "Bytes of bodies and frames received, of live exchanges so far.",
             {key: tally.bytes_in for key, tally in tallies.items()},
         )
         yield _counted(
             "everywire_exchange_sent_bytes",
-            "Of bodies and frames, of live exchanges so far.",
+            "Bytes of bodies and frames sent, of live exchanges so far.",
             {key: tally.bytes_out for key, tally in tallies.items()},
         )
         yield _counted(
             "everywire_exchange_received_items",
-            "Messages of clients, of live exchanges so far.",
+            "Messages from clients, of live exchanges so far.",
             {key: tally.items_in for key, tally in tallies.items()},
         )
         yield _counted(
             "everywire_exchange_sent_items",
-            "Messages of models, of live exchanges so far.",
+            "Messages from models, of live exchanges so far.",
             {key: tally.items_out for key, tally in tallies.items()},
         )
         yield _histogram(
@@ -166,13 +168,13 @@ class Metrics(Collector):
     def _of_access(self) -> Iterator[Metric]:
         access = self._access
         barred = CounterMetricFamily(
-            "everywire_access_refusals", "Requests of who may not ask for what they ask for.", labels=("reason",)
+            "everywire_access_refusals", "Requests refused because the client has no right to them.", labels=("reason",)
         )
         for reason in access.reasons:
             barred.add_metric((reason,), access.refusals.get(reason, 0))
         yield barred
         let_in = CounterMetricFamily(
-            "everywire_key_exchanges", "Exchanges that are over, of who has shown a key.", labels=("key", "ending")
+            "everywire_key_exchanges", "Ended exchanges of clients with a key.", labels=("key", "ending")
         )
         for (name, ending), n in access.endings.items():
             let_in.add_metric((name, ending.value), n)
@@ -188,12 +190,11 @@ class Metrics(Collector):
         return look
 
     async def prepare(self) -> None:
-        """Looks in turns, for who collects right after it: thousands of exchanges keep nobody waiting then."""
+        """Looks in turns, for a collection right after it, so that thousands of exchanges do not block other tasks."""
         self._seen = await self.look_in_turns()
 
     async def look_in_turns(self) -> LiveLook:
-        """Counts the live exchanges and the wires, and lets other tasks run in between. `tallies` count live exchanges
-        too."""
+        """Returns a look at everything live, and counts it in `tallies`. Other tasks run meanwhile."""
         look, live = LiveLook(), self.observer.live
         for number, wire in enumerate(self.wires(), 1):
             look.see_wire(wire)
@@ -210,7 +211,7 @@ class Metrics(Collector):
 
     @property
     def refusals(self) -> dict[Refusal, int]:
-        """Requests that were not admitted, by each reason there is."""
+        """The number of requests that were not admitted, by every reason."""
         counted = {**self.observer.refusals, Refusal.CONNECTIONS: self.server.endings_of_connections[Closing.REFUSED]}
         return {refusal: counted.get(refusal, 0) for refusal in Refusal}
 
@@ -222,47 +223,47 @@ class Metrics(Collector):
         yield refused
         of_parties = CounterMetricFamily(
             "everywire_party_refusals",
-            "Of these, those that keep one party from taking what is all parties'.",
+            "Requests that were not admitted so that one party leaves room for others.",
             labels=("reason",),
         )
         for refusal in _OF_PARTIES:
             of_parties.add_metric((refusal.value,), refusals[refusal])
         yield of_parties
         ended = CounterMetricFamily(
-            "everywire_ended_connections", "Connections that the server has ended by itself.", labels=("reason",)
+            "everywire_ended_connections", "Connections that the server itself has ended.", labels=("reason",)
         )
         for closing, n in server.endings_of_connections.items():
             ended.add_metric((closing.value,), n)
         yield ended
         yield from self._of_access()
         floods = CounterMetricFamily(
-            "everywire_floods", "Connections ended because too much of one kind came.", labels=("wire", "kind")
+            "everywire_floods", "Connections ended because their peer sent too much of one kind.", labels=("wire", "kind")
         )
         for key, n in server.floods.items():
             floods.add_metric(key, n)
         yield floods
-        yield _gauges("everywire_live_exchanges", "Exchanges that are not over.", ("wire",), _by_wire(look.live))
+        yield _gauges("everywire_live_exchanges", "Exchanges that have not ended.", ("wire",), _by_wire(look.live))
         yield _gauges(
-            "everywire_waiting_exchanges", "Exchanges that wait now, and for what.", ("wire", "part"), look.waiting
+            "everywire_waiting_exchanges", "Exchanges that wait now, by what they wait for.", ("wire", "part"), look.waiting
         )
         yield _gauges("everywire_connections", "Connections that are open.", ("wire",), _by_wire(look.connections))
         yield GaugeMetricFamily(
-            "everywire_arriving_connections", "Connections that have not said what they speak.", len(self._arriving)
+            "everywire_arriving_connections", "Connections of which the protocol is not known yet.", len(self._arriving)
         )
-        yield GaugeMetricFamily("everywire_draining", "1 once the server shuts down.", int(server.draining))
+        yield GaugeMetricFamily("everywire_draining", "1 while the server is shutting down.", int(server.draining))
         yield from self._blocked()
         yield CounterMetricFamily(
-            "everywire_log_dropped", "Records of the process's log that there was no room for.", log_queue.dropped()
+            "everywire_log_dropped", "Log records of the process that were never written.", log_queue.dropped()
         )
         yield _histogram(
             "everywire_loop_lag_seconds",
-            "How late the event loop came to a timer that it has ten times a second.",
+            "How late the event loop reached a timer that is due ten times a second.",
             (),
             {(): self.lag},
         )
         yield _histogram(
             "everywire_turn_seconds",
-            "How long the task that reads and writes for all connections worked before others ran.",
+            "How long the task that reads and writes for all connections ran before other tasks did.",
             (),
             {(): server.runner.turn_times},
         )
@@ -271,13 +272,13 @@ class Metrics(Collector):
         blocks = self._blocks
         times: dict[str, float] = {"": 0.0}
         seconds = times.copy()
-        for model, count in list(blocks.count.items()):  # a thread counts them
+        for model, count in list(blocks.count.items()):  # a copy, because a thread counts
             known = model if model in self._configured else ""
             times[known] = times.get(known, 0.0) + count
             seconds[known] = seconds.get(known, 0.0) + blocks.seconds.get(model, 0.0)
         for name, about, values in (
-            ("everywire_loop_blocks", "Steps that kept the event loop for longer than limits.loop_block.", times),
-            ("everywire_loop_blocked_seconds", "Seconds for which such steps kept it.", seconds),
+            ("everywire_loop_blocks", "Steps that blocked the event loop for longer than limits.loop_block.", times),
+            ("everywire_loop_blocked_seconds", "Seconds for which these steps blocked it.", seconds),
         ):
             family = CounterMetricFamily(name, about, labels=("model",))
             for model, value in values.items():
@@ -286,19 +287,21 @@ class Metrics(Collector):
 
     def _memory(self, look: LiveLook) -> Iterator[Metric]:
         server = self.server
-        yield _gauges("everywire_held_bytes", "What exchanges hold, by where it is.", ("hop",), _keyed(look.held))
-        yield GaugeMetricFamily("everywire_reserved_bytes", "Of the byte budget, what is in use.", server.budget.used)
-        yield GaugeMetricFamily("everywire_reserved_limit_bytes", "The byte budget.", server.budget.limit)
+        yield _gauges("everywire_held_bytes", "Bytes that exchanges hold, by place.", ("hop",), _keyed(look.held))
+        yield GaugeMetricFamily("everywire_reserved_bytes", "Bytes of the byte budget that are in use.", server.budget.used)
+        yield GaugeMetricFamily(
+            "everywire_reserved_limit_bytes", "The byte budget (limits.total_bytes).", server.budget.limit
+        )
         pool = server.pool
         yield _gauges(
             "everywire_body_pool_bytes",
-            "Memory for bodies that is lent, or kept warm.",
+            "Memory for bodies that is in use, or kept for reuse.",
             ("state",),
             {("lent",): pool.lent_bytes, ("idle",): pool.idle_bytes},
         )
 
     def wires(self) -> Iterator[ConnectionWire | ASGICall]:
-        """Those of the connections that are open when their turn comes."""
+        """Yields the wires of open connections. A connection that closes meanwhile is left out."""
         connections = self.server.connections
         for connection in list(connections):
             if connection not in connections:
@@ -336,7 +339,7 @@ class Metrics(Collector):
             yield _gauges(
                 f"everywire_model_{what}", about, ("model",), {(name,): values[what] for name, values in now.items()}
             )
-        calls = CounterMetricFamily("everywire_model_calls", "Calls that are over.", labels=("model", "outcome"))
+        calls = CounterMetricFamily("everywire_model_calls", "Calls that have ended.", labels=("model", "outcome"))
         for name, total in totals.items():
             for outcome in ("success", "failure", "cancelled"):
                 calls.add_metric((name, outcome), total[outcome])
@@ -348,7 +351,7 @@ class Metrics(Collector):
             yield family
         yield _histogram(
             "everywire_model_stop_seconds",
-            "From when a session was to stop until nothing of it was left.",
+            "From the request to stop a session until it had stopped completely.",
             ("model",),
             {(name,): histogram for name, histogram in stopped.items()},
         )
@@ -365,13 +368,13 @@ class Metrics(Collector):
         yield from metrics_of_instances(there, received)
 
     def _notice(self, worker: Worker) -> None:
-        """A worker is new, or has changed."""
+        """Notes a worker that is new or has changed."""
         self._forget()
         if worker not in self._workers and worker.state is not State.STOPPED:
             self._workers[worker] = worker.name if worker.name in self._configured else ""
 
     def _forget(self) -> None:
-        """Keeps what those counted that are over: a reload must not turn a counter back."""
+        """Keeps the counts of workers that have ended: a reload must not decrease a counter."""
         for worker, name in list(self._workers.items()):
             if worker.stopped.is_set() and not worker.slots.live and not worker.slots.in_use:
                 del self._workers[worker]
@@ -381,15 +384,15 @@ class Metrics(Collector):
 
 _NOW = {
     "slots": "Sessions that may run at once.",
-    "slots_in_use": "Sessions that run, those that are stuck included.",
+    "slots_in_use": "Sessions that run, including stuck ones.",
     "queued": "Exchanges that wait for a slot.",
-    "queued_bytes": "What those hold.",
-    "stuck": "Sessions whose code does not come back.",
+    "queued_bytes": "Bytes that exchanges in the queue hold.",
+    "stuck": "Sessions whose code does not return.",
 }
 _INSTANCE = ("model", "instance")
 _OF_INSTANCES = {"sessions": "Sessions in this process of a model.", "resident_bytes": "Memory of this process of a model."}
 _TOTALS_OF_INSTANCES = {
-    "restarts": "Starts of this process of a model, but the first.",
+    "restarts": "Starts of this process of a model after the first.",
     "cpu_seconds": "CPU that this process of a model has used since it started.",
 }
 
@@ -397,8 +400,7 @@ _TOTALS_OF_INSTANCES = {
 def metrics_of_instances(
     there: Mapping[tuple[str, ...], InstanceStatus], received: Mapping[str, int] = {}
 ) -> Iterator[Metric]:
-    """The metrics of processes, by their models' names and their numbers. `received`: bytes of bodies, for any process of a
-    model."""
+    """Yields the metrics of models' processes, by model name and number. `received`: bytes of received bodies, by model."""
     for field, about in _OF_INSTANCES.items():
         values = {key: getattr(one, field) for key, one in there.items()}
         yield _gauges(f"everywire_instance_{field}", about, _INSTANCE, values)
@@ -408,7 +410,7 @@ def metrics_of_instances(
         for direction in ("bodies", "answers")
     }
     shared |= {(name, "", "received"): size for name, size in received.items()}
-    about = "Memory that a model's processes share with the gateway, in use or kept warm."
+    about = "Memory that a model's processes share with the gateway, in use or kept for reuse."
     yield _gauges("everywire_instance_shared_bytes", about, (*_INSTANCE, "direction"), shared)
     up = {key: one.state == "ready" for key, one in there.items()}
     yield _gauges("everywire_instance_up", "1 while this process of a model takes sessions.", _INSTANCE, up)
@@ -421,10 +423,10 @@ def metrics_of_instances(
 
 _TOTALS = {
     "restarts": "How often the model was loaded again after it had ended or crashed.",
-    "stuck_sessions": "Sessions whose code did not come back in time.",
+    "stuck_sessions": "Sessions whose code did not return in time.",
     "stop_breaches": "Sessions that took longer to stop than models.NAME.stop_within.",
-    "received_bytes": "Of the bodies of tensor requests that succeeded.",
-    "copied_bytes": "Of those, what was copied or converted, each time that it was.",
+    "received_bytes": "Bytes of the bodies of tensor requests that succeeded.",
+    "copied_bytes": "Bytes of these bodies that were copied or converted, counted each time.",
 }
 
 

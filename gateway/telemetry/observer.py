@@ -1,4 +1,4 @@
-"""The operator's record of exchanges: one structured line for each, with its one ending and where its time went."""
+"""Observes exchanges: counts their endings, and writes one access line for each, with its ending and times."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from protocols.forwarded import client_of
 log = logging.getLogger("gateway.exchange")
 failures = logging.getLogger("gateway.worker")
 
-_METHOD, _PATH, _MODEL = 32, 200, 100  # characters of what peers choose
-_CHEAP = (Ending.REFUSED, Ending.CANCELLED)  # a peer can cause these at will, where no model was reached
-_REASON = 300  # characters of a model's text, which may repeat what a client has sent
+_METHOD, _PATH, _MODEL = 32, 200, 100  # the most characters of texts from peers
+_CHEAP = (Ending.REFUSED, Ending.CANCELLED)  # a peer can cause these at no cost, if no model was reached
+_REASON = 300  # the most characters of a model's text, which may repeat a client's
 _FAILED_DEPENDENCY = 424
-# their log line has the traceback already, under the incident that the client is told
+# the log has their traceback already, under the incident number that the client gets
 _EXPLAINED = (ModelCrashed, ModelOutOfMemory, InternalFailure)
-# their reason is one line of its own for all sessions that it ends
+# the log has their reason already, in one line for all the sessions that it ends
 _SHARED = (WorkerLost, LoadFailed)
 
 
 @final
 class Observer:
-    """Counts exchanges and writes their lines. Headers, bodies and query values are never in it."""
+    """Counts exchanges and writes their access lines. A line never has headers, bodies or query values."""
 
     def __init__(self, access: Literal["all", "limited", "none"] = "limited") -> None:
         """`access` is the setting `log.access`."""
         self._writes, self._limited = access != "none", access == "limited"
         self.log_limits = LogLimits()
-        """How often the line of an exchange is written that peers can have at no cost."""
+        """The limits for lines of exchanges that peers can cause at no cost."""
         self.live: set[Exchange] = set()
         self.opened = self.live.add
         """Called once for each exchange, when it begins."""
         self.endings: dict[Ending, int] = {}
         self.trace_fields: Callable[[Exchange], Mapping[str, str]] | None = None
-        """The fields that name an exchange's span; None if there are no spans."""
+        """Returns the fields that name an exchange's span; None without spans."""
         self.watchers: list[Callable[[Exchange], None]] = []
-        """Each is called with every exchange that has ended."""
+        """Functions that are called with every exchange that has ended."""
         self.refusals: dict[Refusal, int] = {}
 
     def closed(self, exchange: Exchange) -> None:
@@ -61,7 +61,7 @@ class Observer:
         ending, endings = exchange.ending, self.endings
         assert ending is not None
         self.live.remove(exchange)
-        endings[ending] = endings.get(ending, 0) + 1  # a Counter's own sum costs four times that
+        endings[ending] = endings.get(ending, 0) + 1  # a Counter would cost four times as much
         if self.watchers:
             for watcher in self.watchers:
                 watcher(exchange)
@@ -74,23 +74,23 @@ class Observer:
             log.info("exchange", extra=fields)
 
     def _may_write(self, exchange: Exchange, ending: Ending) -> bool:
-        """True if the exchange's line may be written. The line of an exchange that reached a model always is."""
+        """True if the exchange's line may be written. It always may if the exchange reached a model."""
         return getattr(exchange, "had_slot", False) or self.log_limits.allows(
             "exchange", dialect=exchange.dialect, ending=ending.value
         )
 
     def refused(self, why: Refusal) -> None:
-        """Called for each request that is told so."""
+        """Counts a refusal. Called for each refused request."""
         self.refusals[why] = self.refusals.get(why, 0) + 1
 
 
 def log_failure(exchange: Exchange, error: GatewayError) -> None:
-    """Says in the log why a call has failed, where that is its model's doing and no line says it yet: called once for each
-    error that a client is told, or would be if it were still there.
+    """Logs the reason of a call that failed by its model's fault, unless a line has it already. Called once for each error
+    that a client gets, or would get if it were still connected.
 
-    The level is that of the fault: info where the model has refused the request itself (a ModelError with a status of 4xx),
-    warning where it says that it has failed (424, which ModelError has unless it is given another), error where it is
-    broken: an answer that is not what it has declared, none, or one too many.
+    The level is info if the model has refused the request (a ModelError with a status of 4xx). It is warning if the model
+    says that it has failed (status 424, ModelError's default). It is error if the model is broken: its answer is not of
+    the declared form, is missing, or is one too many.
     """
     if error.ending is not Ending.MODEL_ERROR or isinstance(error, _EXPLAINED):
         return
@@ -115,8 +115,8 @@ def log_failure(exchange: Exchange, error: GatewayError) -> None:
 
 
 def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
-    """The fields of an exchange's line. Text that peers choose is cut and escaped here: an embedder's handler may write it
-    as it is."""
+    """Makes the fields of an access line. Texts from peers are cut and escaped here, because an embedder's handler may write
+    fields as they are."""
     request, account = exchange.request, account_of(exchange)
     ms = round(account.wall * 1000, 3)
     parts = {f"ms_{part}": round(getattr(account, part) * 1000, 3) for part in PARTS if part != "model"}
@@ -153,7 +153,8 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
 
 
 def peer_of(exchange: Exchange) -> str:
-    """The client of a request, for the log: the one that a trusted proxy names in a field, else the connection's."""
+    """Returns the client of a request, for the log: the one that a trusted proxy names in a field, or else the connection's
+    peer."""
     owner = exchange.owner
     if owner.proxies is None:
         return owner.peer
@@ -165,7 +166,7 @@ def peer_of(exchange: Exchange) -> str:
 @final
 @dataclass(slots=True)
 class Counts:
-    """Exchanges by their one ending, and what is live; read at any time."""
+    """The numbers of live connections and exchanges, of endings so far, and of bytes and slots in use."""
 
     connections: int = 0
     exchanges: int = 0

@@ -1,4 +1,4 @@
-"""The span provider of the standalone server's process, by the configuration and the OTEL_* variables."""
+"""Exports the standalone server's spans: makes a provider for the process from the configuration and OTEL_* variables."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway")
 
 _INSTALL = "pip install 'everywire[otel]'"
-# The names of OpenTelemetry's specification that are several packages' here. The extra has the one for HTTP.
+# OpenTelemetry's protocols and the names that Python packages give their exporters. The extra installs the one for HTTP.
 _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _PACKAGES = {"otlp_proto_http": _INSTALL, "otlp_proto_grpc": "pip install opentelemetry-exporter-otlp-proto-grpc"}
 
 
 @contextmanager
 def exporting(config: TracingConfig) -> Iterator[None]:
-    """Makes a provider that exports, and the global one of the process, so that spans of models are exported too. The end of
-    the block sends the spans that are left, within `flush_timeout`. If the process has a provider already, as under
-    `opentelemetry-instrument`, that one stays, and its maker must flush it. ConfigError where a package is missing."""
+    """Makes a provider that exports, and sets it as the process's global one, so that models' spans are exported too. At the
+    end of the block the remaining spans are sent, within `flush_timeout` seconds. If the process has a provider already,
+    as under `opentelemetry-instrument`, this does nothing. ConfigError if a package is missing."""
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
@@ -48,7 +48,7 @@ def exporting(config: TracingConfig) -> Iterator[None]:
     try:
         yield
     finally:
-        # a collector that does not answer must not keep the process
+        # a collector that does not answer must not keep the process from ending
         last = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
         last.start()
         last.join(config.flush_timeout)
@@ -60,7 +60,7 @@ def exporting(config: TracingConfig) -> Iterator[None]:
 
 
 def _exporters(config: TracingConfig) -> list[str]:
-    """By the names that packages give them."""
+    """Returns the exporters, by the names that packages give them."""
     said = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or config.exporter
     names = [name.strip() for name in said.split(",")]
     return [_otlp() if name == "otlp" else name for name in names if name != "none"]
@@ -81,4 +81,4 @@ def _load(name: str) -> Callable[[], SpanExporter]:
         return made
     install = _PACKAGES.get(name)
     hint = f": {install}" if install else ", which OTEL_TRACES_EXPORTER names: install the package that has it"
-    raise ConfigError(f"tracing.enabled is true and there is no exporter of spans {name[:100]!r}{hint}")
+    raise ConfigError(f"tracing.enabled is true and no installed package has the span exporter {name[:100]!r}{hint}")

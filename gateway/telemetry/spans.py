@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: one for each exchange, and below it its wait for a slot and its model's work."""
+"""OpenTelemetry spans: one for each exchange, with child spans for its wait for a slot and its model's work."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway.spans")
 
-# RFC 9110 section 9, RFC 5789: other methods are all one, or a client could make as many names as it likes
+# RFC 9110 section 9, RFC 5789: all other methods share a name, or a client could make any number of names
 _METHODS = {m.encode(): m for m in ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")}
 _VERSIONS = {b"1.0": "1.0", b"1.1": "1.1", b"2": "2", b"2.0": "2", b"3": "3", b"3.0": "3"}
 _SCHEMES = {b"http": "http", b"https": "https", b"ws": "ws", b"wss": "wss"}
-# Failures that are not the client's: before the head the status says it, as LMI and SageMaker say 424 for a failed model.
+# Failures that are not the client's fault. LMI and SageMaker answer 424 if the model has failed.
 _FAILED_DEPENDENCY = 424
-# OpenTelemetry's conventions for gRPC: what is an error to a server.
+# The gRPC status codes that OpenTelemetry's conventions count as errors of a server.
 _GRPC_FAILURES = frozenset({2, 4, 12, 13, 14, 15})
 _FAILURES = frozenset({Ending.MODEL_ERROR, Ending.DEADLINE, Ending.DRAINED, Ending.OPERATOR, Ending.LOST})
-# W3C Trace Context, section 3.3.1: what is no such list is not passed on. OpenTelemetry would log what is wrong in it, and
-# those are a client's own words, as many as it likes.
+# W3C Trace Context, section 3.3.1. An invalid list is dropped here: OpenTelemetry would log its text, which a client
+# chooses, as often as it likes.
 _TRACESTATE_LENGTH, _TRACESTATE_MEMBERS = 512, 32
 _MEMBER = re.compile(
     rb"([a-z][_0-9a-z*/-]{0,255}|[a-z0-9][_0-9a-z*/-]{0,240}@[a-z][_0-9a-z*/-]{0,13})="
     rb"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
 )
-_TRACEPARENT_LENGTH = 512  # as OpenTelemetry has it; that of version 00 is 55, and later ones may be longer
+_TRACEPARENT_LENGTH = 512  # OpenTelemetry's limit; version 00 has 55 characters, later versions may have more
 _W3C = TraceContextTextMapPropagator()
 
 Work: TypeAlias = Callable[[Exchange], Coroutine[Any, Any, None]]
@@ -58,16 +58,16 @@ Tell: TypeAlias = Callable[[Exchange], None]
 
 @final
 class Spans:
-    """Makes the spans of one gateway, by a provider that is somebody else's.
+    """Makes the spans of one gateway, from a provider of the program around it.
 
-    A gateway that traces has what it does with an exchange `around`, and one that does not has nothing more to do; a worker
-    asks for `model`, `batched` and `waited`. A span is current in the context of who works for it: each exchange has a
-    context of its own, so that nothing has to be taken back from it. Nothing that goes wrong in a provider, a sampler or a
-    processor is an exchange's trouble.
+    A gateway that traces wraps its work on exchanges with `around`; without tracing that work runs bare. Workers call
+    `model`, `batched` and `waited`. A span is current in its task's context. Each exchange has a context of its own, so a
+    span need not be detached from it. Errors of a provider, a sampler or a processor are logged, and never fail an
+    exchange.
     """
 
     def __init__(self, provider: TracerProvider, route_of: Callable[[Exchange], str]) -> None:
-        """`route_of` gives the path that answers an exchange, as it was routed; empty where there is none."""
+        """`route_of` returns the path of an exchange's route; empty if it has none."""
         self._tracer = provider.get_tracer("everywire", version())
         self._route_of = route_of
         self._exchanges: dict[Exchange, Span] = {}
@@ -77,8 +77,8 @@ class Spans:
     # -- an exchange -------------------------------------------------------------------------------------------------
 
     def around(self, work: Work, opened: Tell, closed: Tell) -> tuple[Work, Tell, Tell]:
-        """The same three, with a span from when an exchange is opened until it is closed, current while it is worked at.
-        The work must run in a context that is the exchange's alone."""
+        """Wraps the three functions: each exchange has a span from its opening to its closing, current while `work` runs.
+        `work` must run in a context that is the exchange's alone."""
 
         def opened_span(exchange: Exchange) -> None:
             opened(exchange)
@@ -130,7 +130,7 @@ class Spans:
         return self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=since)
 
     def fields(self, exchange: Exchange) -> Mapping[str, str]:
-        """The trace and span ids of the exchange, for its line of the log."""
+        """Returns the fields that name the exchange's span in its access line."""
         span = self._exchanges.get(exchange)
         context = trace.INVALID_SPAN_CONTEXT if span is None else span.get_span_context()
         if not context.is_valid:
@@ -140,7 +140,7 @@ class Spans:
     # -- a model -----------------------------------------------------------------------------------------------------
 
     def waited(self, model: str, asked: int) -> None:
-        """The current exchange has waited for a slot, since `asked` on `perf_counter_ns`."""
+        """Makes a span for the current exchange's wait for a slot, which began at `asked` on `perf_counter_ns`."""
         try:
             now = time_ns()
             since = now - (perf_counter_ns() - asked)
@@ -149,7 +149,7 @@ class Spans:
             _log_failure()
 
     def model(self, spec: ModelSpec, model: Model) -> Model:
-        """The model, with a span around each call."""
+        """Wraps the model with a span around each call."""
         name, attributes = f"model {spec.name}", _attributes(spec)
 
         async def traced(session: Session[Any, Any], /) -> None:
@@ -158,7 +158,7 @@ class Spans:
                 await model(session)
                 return
             below: Any = session.channel
-            if below is not session and span.is_recording():  # else it is a call with one answer, which is its end
+            if below is not session and span.is_recording():  # a channel that is the session has one answer: its end
                 session.channel = (_FirstItemAtOnce if hasattr(below, "try_send") else _FirstItem)(session, span)
             if spec.batching is not None:
                 self._batched[session] = span
@@ -166,14 +166,14 @@ class Spans:
                 await _inside(span, model, session)
             finally:
                 self._batched.pop(session, None)
-                if isinstance(session.channel, _FirstItem):  # which knows the session: a cycle would keep its memory
+                if isinstance(session.channel, _FirstItem):  # it refers to the session: a cycle would keep memory
                     session.channel = below
 
         return traced
 
     def batched(self, spec: ModelSpec) -> ModelSpec:
-        """The model before its requests are joined, with a span around each batch: it begins a trace of its own, and is
-        linked with the calls that it serves, as they are with it."""
+        """Wraps a model that is called with batches, with a span around each batch. That span begins a new trace, and is
+        linked with the spans of its calls, in both directions."""
 
         @asynccontextmanager
         async def load() -> AsyncIterator[Model]:
@@ -187,7 +187,8 @@ class Spans:
         return self._child(name, {**attributes, "everywire.batch.requests": len(joined)}, calls)
 
     def _child(self, name: str, attributes: Mapping[str, Any], calls: Sequence[Span] | None = None) -> Span | None:
-        """A span below the current one; linked with `calls` instead where there are some."""
+        """Makes a child span of the current one. With `calls`, makes a span of a new trace, linked with theirs. None if that
+        fails."""
         try:
             if calls is None:
                 return self._tracer.start_span(name, attributes=attributes)
@@ -202,7 +203,7 @@ class Spans:
 
 
 async def _inside(span: Span, model: Model, session: Session[Any, Any]) -> None:
-    """Calls the model with the span current. A model may leave a span of its own current: what was so before comes back."""
+    """Calls the model with the span current, and restores the context afterwards: a model may leave its own span current."""
     before = contexts.get_current()
     contexts.attach(trace.set_span_in_context(span, before))
     try:
@@ -220,17 +221,17 @@ async def _inside(span: Span, model: Model, session: Session[Any, Any]) -> None:
 
 
 def _blame(span: Span, error: BaseException, session: Session[Any, Any]) -> None:
-    """Records the type of the error that the model raised, not its text, which may hold text of a client."""
+    """Records the type of the model's exception, not its text, which may have a client's data."""
     kinds = {type(leaf) for leaf in _leaves(error)}
     complete = session.channel.complete
     if kinds == {trio.Cancelled}:
         if complete:
-            return  # it was stopped, as its text had all that was asked for
+            return  # the gateway stopped it because its text was complete
         span.set_attribute("everywire.cancelled", True)
         return
-    kinds -= {trio.Cancelled, trio.EndOfChannel}  # it read on past the end of input: that is how many loops end
+    kinds -= {trio.Cancelled, trio.EndOfChannel}  # it read past the end of input, as many loops do
     if complete:
-        kinds.discard(trio.ClosedResourceError)  # it sent on after its answer was complete
+        kinds.discard(trio.ClosedResourceError)  # it sent more after its answer was complete
     if kinds:
         span.set_status(StatusCode.ERROR)
         span.set_attribute("error.type", ", ".join(sorted(kind.__name__ for kind in kinds)))
@@ -264,7 +265,7 @@ def _tell(span: Span, exchange: Exchange) -> None:
     if status >= 500 or status == _FAILED_DEPENDENCY or (ending in _FAILURES and status < 400):
         attributes["error.type"] = str(status) if status >= 400 else ending.value
         span.set_status(StatusCode.ERROR)
-    if exchange.dialect and (called := getattr(exchange, "own_status", None)) is not None:  # else its path is anybody's
+    if exchange.dialect and (called := getattr(exchange, "own_status", None)) is not None:  # else its path has no route
         service, _, method = exchange.path[1:].decode("latin-1").rpartition("/")
         attributes |= {
             "rpc.system": "grpc", "rpc.service": service, "rpc.method": method, "rpc.grpc.status_code": int(called)
@@ -277,10 +278,10 @@ def _tell(span: Span, exchange: Exchange) -> None:
 
 @final
 class _Batches:
-    """A model that is called with batches, each in a span. The model's other attributes stay visible."""
+    """A model that is called with batches, each in a span. Its other attributes are the model's."""
 
     def __init__(self, model: Model, span: Callable[[Sequence[Session[Any, Any]]], Span | None]) -> None:
-        """`span` makes that of a batch of these sessions."""
+        """`span` makes the span of a batch of sessions."""
         self._model, self._span = model, span
 
     async def __call__(self, session: Session[Any, Any], /) -> None:
@@ -296,7 +297,7 @@ class _Batches:
 
 
 class _FirstItem:
-    """A session's channel until the model's first message has gone."""
+    """A session's channel until the model's first message is sent: it adds an event to the span then."""
 
     def __init__(self, session: Session[Any, Any], span: Span) -> None:
         below: Any = session.channel
@@ -323,7 +324,7 @@ class _FirstItem:
 
 @final
 class _FirstItemAtOnce(_FirstItem):
-    """Notes the first item of a channel whose sends often need not wait."""
+    """A `_FirstItem` for a channel that can also send without waiting."""
 
     def try_send(self, message: Any, /) -> bool:
         sent: bool = self._below.try_send(message)
@@ -336,8 +337,8 @@ class _FirstItemAtOnce(_FirstItem):
 
 
 def _parent_of(exchange: Exchange) -> Context:
-    """The parent of the exchange's span: the span of the application around the gateway, or the client's. Nothing else of
-    the current context belongs to it."""
+    """Returns the context of the exchange's parent span: of the ASGI application around the gateway, or the client's.
+    Nothing else of the current context is kept."""
     if type(exchange.owner) is ASGICall:
         span = trace.get_current_span()
         if span.get_span_context().is_valid:
@@ -369,4 +370,4 @@ def _outgoing() -> Headers:
 
 
 def _log_failure() -> None:
-    log.exception("a span could not be made, or told what it is about")
+    log.exception("a span could not be made or completed")

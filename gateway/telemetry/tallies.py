@@ -1,4 +1,4 @@
-"""Counters of exchanges by wire, dialect and model: of those that are over, and of live ones so far."""
+"""Counters of ended and live exchanges, by wire, dialect and model."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from gateway.histogram import Histogram
 from gateway.telemetry.account import PARTS, Account, account_of, account_so_far
 
 LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Bounds, in seconds, of how long exchanges last, and of when their first item has left."""
+"""Histogram bounds in seconds, for the duration of exchanges and the time to their first item."""
 GAPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Bounds of the time between two items."""
+"""Histogram bounds in seconds, for the time between two items."""
 _AMOUNTS = ("bytes_in", "bytes_out", "items_in", "items_out")
 
 TallyKey: TypeAlias = tuple[str, str, str]
-"""Wire, dialect and model; the model's name is empty where it is none of the configuration."""
+"""Wire, dialect and model. The model's name is empty if it is not configured."""
 
 
 @final
 class Tally:
-    """The exchanges of one wire, dialect and model. Counters, none of which turns back."""
+    """The counters of one wire, dialect and model. They never decrease."""
 
     __slots__ = ("bytes_in", "bytes_out", "duration", "endings", "first", "gap", "items_in", "items_out", "spent")
 
     def __init__(self) -> None:
         self.endings = dict.fromkeys(Ending, 0)
-        """Endings of those that are over."""
+        """The number of each ending."""
         self.bytes_in = self.bytes_out = self.items_in = self.items_out = 0
         self.spent = dict.fromkeys(PARTS, 0.0)
         self.duration, self.first, self.gap = Histogram(LONG), Histogram(LONG), Histogram(GAPS)
-        """The first and the last are of those that are over; `first` is told as soon as there is one."""
+        """`duration` and `gap` count ended exchanges. `first` counts an exchange once its first item has left."""
 
 
 @final
 class _Counted:
-    """The figures that are counted already of an exchange that was live when somebody looked."""
+    """The figures of a live exchange that a look has counted already."""
 
     __slots__ = ("first", *_AMOUNTS, *PARTS)
 
@@ -49,23 +49,23 @@ class _Counted:
 
 @final
 class Tallies:
-    """Counts each exchange when it is over, and whoever wants to know counts those that are live, as far as they have come.
+    """Counts each exchange when it has ended. A look, such as a scrape, also counts live ones, as far as they have come.
 
-    Between two looks a live exchange costs nothing. The figures counted at a look stay counted, where it was counted
-    then: if its model or its dialect turns out later, the rest goes there. So no counter turns back when it ends.
+    Between two looks a live exchange costs nothing. Figures counted at a look stay with the wire, dialect and model known
+    then; if these become known later, the rest is counted there. So counters never decrease.
     """
 
     def __init__(
         self, live: Collection[Exchange], configured: Mapping[str, object], closed: Callable[[Exchange], None]
     ) -> None:
-        """`live` are the exchanges that are not over, `configured` the models that have a name here. `closed` is called with
-        each exchange that is over and counted."""
+        """`live` are the live exchanges, `configured` the models that are counted by name. `closed` is called with each
+        ended exchange after it was counted."""
         self._live, self._configured, self._closed = live, configured, closed
         self._counted: dict[Exchange, _Counted] = {}
         self.by_key: dict[TallyKey, Tally] = {}
 
     def exchange_closed(self, exchange: Exchange) -> None:
-        """Counts one that is over, and hands it on."""
+        """Counts an ended exchange, and calls `closed` with it."""
         tally, account, ending = self._tally_of(exchange), account_of(exchange), exchange.ending
         assert ending is not None
         tally.endings[ending] += 1
@@ -92,12 +92,12 @@ class Tallies:
         self._closed(exchange)
 
     def count_live(self) -> None:
-        """Counts those that are live, as far as they have come."""
+        """Counts all live exchanges, as far as they have come."""
         for exchange in self._live:
             self.count_one(exchange)
 
     def count_one(self, exchange: Exchange) -> None:
-        """Counts one that is live, as far as it has come."""
+        """Counts one live exchange, as far as it has come."""
         counted = self._counted.get(exchange)
         if counted is None:
             counted = self._counted[exchange] = _Counted()
@@ -113,8 +113,8 @@ class Tallies:
 
 
 def _count(tally: Tally, account: Account, counted: _Counted) -> None:
-    """Adds what has come since it was counted. A part may have been taken for too long, as a wait is over since its bytes
-    have come: it grows again when it has caught up."""
+    """Adds the growth since the last look. A look may count a wait as longer than it turns out, because it ends when its
+    bytes came: the part grows again only when it has caught up."""
     for name in _AMOUNTS:
         now, before = getattr(account, name), getattr(counted, name)
         if now > before:

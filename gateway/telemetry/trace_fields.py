@@ -1,4 +1,4 @@
-"""The header fields that join a request to another server to the trace of the exchange that it is made for."""
+"""Header fields that put a request to another server into the trace of its exchange."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def _none() -> Headers:
 _made_by: ContextVar[Callable[[], Headers]] = ContextVar("gateway trace fields", default=_none)
 
 made_by = _made_by.set
-"""Names who makes them from now on in this context: called at the time of each request."""
+"""Sets the function that makes the fields in this context. It is called for each request."""
 
 
 def trace_fields() -> Headers:
-    """Those of the span that is current; none where nobody traces."""
+    """Returns the fields of the current span; none without tracing."""
     return _made_by.get()()
