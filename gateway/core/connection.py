@@ -366,8 +366,7 @@ class Connection:
             self._soon(self)
 
     def output_ready(self) -> None:
-        """Writes in this connection's next turn: the machine may have bytes, or be over. All that becomes ready until then
-        leaves together."""
+        """Writes in the next turn, when all that is ready leaves together: the machine may have bytes, or be over."""
         if not self._dirty and not self.blocked and self._lost is None:
             self._dirty = True
             self._soon(self)
@@ -528,8 +527,7 @@ class Connection:
             self.lost(Ending.LOST)
 
     def _left_unread(self) -> None:
-        """Cuts off unfinished exchanges: the client is gone, while reading is paused before its end. A whole answer still
-        goes out."""
+        """Cuts off unfinished exchanges: the client is gone, though its end is still unread. Whole answers go out."""
         unfinished = [exchange for exchange in self.exchanges.values() if exchange.outbound.finishing is None]
         if len(unfinished) == len(self.exchanges):
             self.lost(Ending.CANCELLED)
