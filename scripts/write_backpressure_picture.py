@@ -11,7 +11,7 @@ SECONDS = 12
 
 
 class Phase(NamedTuple):
-    """What happens to the first client from `start` seconds on."""
+    """A part of the story, which begins at `start` seconds."""
 
     start: float
     caption: str
@@ -101,7 +101,7 @@ def _lane(y: int, title: str, *, stops: bool) -> Iterator[str]:
 
 
 def written() -> str:
-    """The picture. Where motion is not wanted it stands still while the first model is parked."""
+    """The picture. If the reader wants less motion, it stands still while the first model is parked."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">',
