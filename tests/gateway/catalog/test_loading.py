@@ -87,7 +87,7 @@ def test_when_a_model_is_loaded_again_a_spec_says_itself_where_the_configuration
 
 def test_all_of_a_spec_is_said_in_a_configuration_or_by_code_alone_for_a_reason() -> None:
     page = (Path(__file__).parents[3] / "docs" / "howto" / "models.md").read_text()
-    (table,) = re.findall(r"Only code can set these:\n\n(.*?)(?=\n\n)", page, re.DOTALL)
+    (table,) = re.findall(r"Only code can set\sthese:\n\n(.*?)(?=\n\n)", page, re.DOTALL)
     code = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     configured = {field.name for field in fields(ModelConfig)} - {"factory", "options"}
     configured.remove("process")  # a model's own code cannot choose where it runs

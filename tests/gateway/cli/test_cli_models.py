@@ -164,7 +164,7 @@ def test_one_process_of_a_model_is_started_anew(running: Server) -> None:
     result = run("restart", "apart", "--instance", "1", "--url", running.url)
     assert (result.exit_code, result.stdout) == (0, "apart: ready\n")
     assert (pids()[0] == before[0], pids()[1] == before[1]) == (True, False)
-    for name, number, said in (("apart", "2", "it has 0, 1"), ("weights", "0", "no process of its own")):
+    for name, number, said in (("apart", "2", "it has 0, 1"), ("weights", "0", "does not run in processes")):
         result = run("restart", name, "--instance", number, "--url", running.url)
         assert (result.exit_code, said in result.stderr) == (1, True)
     result = run("restart", "apart", "--url", running.url)

@@ -907,7 +907,7 @@ async def test_a_reload_begins_new_processes_beside_the_old_ones_and_lets_sessio
         assert int((await lmi(memory, "now")).text.split()[0]) in new
         assert alive(pid)
         answer = await conversation.rest()
-        assert "loaded anew" in answer.error or "ended" in answer.error
+        assert "reloaded" in answer.error or "ended" in answer.error
         await until(lambda: not any(map(alive, old)))
         assert len(await diary.says("finally", 2)) == 2
 

@@ -427,7 +427,7 @@ async def test_a_key_is_missing_wrong_of_another_model_or_used_too_often(tmp_pat
     async with serving(probe.spec(WIRE), other, config=Config(access=AccessConfig(keys_file=str(file)))) as house:
         refused(await infer(house, request("m", 1)), StatusCode.UNAUTHENTICATED, "needs a key")
         wrong = (b"authorization", b"Bearer ew_" + b"w" * 43)
-        refused(await infer(house, request("m", 1), wrong), StatusCode.UNAUTHENTICATED, "not known")
+        refused(await infer(house, request("m", 1), wrong), StatusCode.UNAUTHENTICATED, "key is unknown")
         refused(await infer(house, request("other", 1), shown), StatusCode.PERMISSION_DENIED, "other")
         line = house.line("http2")
         held = await ByHand(line, "ModelInfer").open(shown)
