@@ -19,19 +19,24 @@ REGISTRY = "https://registry.npmjs.org"
 _LARGEST = 16 * 1024 * 1024  # bytes of a package
 
 
-def fetched(package: str, version: str, members: Iterable[str]) -> dict[str, bytes]:
-    """These files of a package, as the registry has it."""
+def packed(package: str, version: str) -> tarfile.TarFile:
+    """A package, as the registry has it."""
     url = f"{REGISTRY}/{package}/-/{package}-{version}.tgz"
     with urllib.request.urlopen(url, timeout=60) as answer:
-        packed = answer.read(_LARGEST + 1)
-    if len(packed) > _LARGEST:
+        body = answer.read(_LARGEST + 1)
+    if len(body) > _LARGEST:
         raise ValueError(f"{url} is larger than {_LARGEST} bytes")
+    return tarfile.open(fileobj=io.BytesIO(body), mode="r:gz")
+
+
+def fetched(package: str, version: str, members: Iterable[str]) -> dict[str, bytes]:
+    """These files of a package, as the registry has it."""
     found = {}
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+    with packed(package, version) as archive:
         for member in members:
             file = archive.extractfile(f"package/{member}")
             if file is None:
-                raise ValueError(f"{url} has no file {member}")
+                raise ValueError(f"{package} {version} has no file {member}")
             found[member] = file.read()
     return found
 

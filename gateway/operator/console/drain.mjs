@@ -8,7 +8,7 @@ import {state} from "./state.mjs";
 import {bytes, clock, count, duration, roughly, several} from "./units.mjs";
 import {Card, Cell, Table, confirm} from "./widgets.mjs";
 
-// members of a stream that was cut: key, name, how it is shown, whether it is a number
+/** Members of a stream that was cut: key, name, how it is shown, 1 for a number. @type {[string, string, (value: any) => any, number?][]} */
 const CUT = [
   ["id", "stream", value => html`<span class="mono">${value}</span>`], ["model", "model", value => value], ["wire", "wire", value => value],
   ["ending", "ending", value => value], ["age", "age", duration, 1], ["bytes_out", "out", bytes, 1],

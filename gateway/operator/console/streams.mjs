@@ -25,7 +25,7 @@ export async function askStreams() {
   const {streams, query} = state;
   if (asking || state.paused || !["live", "polling", "loading"].includes(phase())) return;
   asking = true;
-  const wanted = new URLSearchParams({sort: query.get("sort") || "waited", limit: MOST});
+  const wanted = new URLSearchParams({sort: query.get("sort") || "waited", limit: String(MOST)});
   for (const name of ["waits_for", "model", "peer"]) if (query.get(name)) wanted.set(name, query.get(name));
   try {
     const told = await ask("GET", "streams?" + wanted);

@@ -10,7 +10,7 @@ const digits = value => (value < 9.95 ? value.toFixed(1) : String(Math.round(val
 /** 7, 812, 2.2 k, 2.1 M. */
 export function count(value) {
   if (missing(value)) return NONE;
-  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+  for (const [size, unit] of /** @type {[number, string][]} */ ([[1e9, "G"], [1e6, "M"], [1e3, "k"]]))
     if (value >= size * 0.9995) return digits(value / size) + GAP + unit;
   return String(Math.round(value));
 }
