@@ -17,6 +17,8 @@ from scripts.vendored import fetched
 from tests.gateway.operator.console.served import PATIENCE, Server
 
 AXE = ("axe-core", "4.14.1", "axe.min.js", "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c")
+# A free port may be one that browsers refuse, because another protocol has it.
+_PORTS = "--explicitly-allowed-ports=1719,1720,1723,2049,3659,4045,4190,5060,5061,6000,6566,6665,6666,6667,6668,6669,6679,6697,10080"
 # A violation of the policy is written to the console of the page, and fails its test.
 _WATCH = """addEventListener("securitypolicyviolation", event => console.error("policy: " + event.violatedDirective + " " + event.blockedURI))"""
 
@@ -49,7 +51,7 @@ def chromium() -> Iterator[Any]:
         absent("playwright")
     with api.sync_playwright() as playwright:
         fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]  # a microphone that beeps
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *fake])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", _PORTS, *fake])
         yield browser
         browser.close()
 
