@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +22,7 @@ from tests.interop import aws
 from tests.interop.aws import QUIET, Client, client, run
 from tests.interop.balancer import Balancer
 from tests.interop.servers import Server
+from tests.ports import free_port
 
 pytestmark = QUIET
 AGE = 2.0
@@ -29,16 +32,28 @@ _FORGOTTEN = 10.0  # seconds; a session that begins as its stream is refused may
 
 @contextmanager
 def balanced(folder: Path, *, signed: bool, age: float = AGE) -> Iterator[tuple[Balancer, Server]]:
-    """The balancer, and how to reach it."""
+    """The balancer, and how to reach it. In the end no session was cut by a server."""
     with ExitStack() as stack:
-        servers = []
+        servers, planes = [], []
         for name in ("one", "two"):
             (folder / name).mkdir()
-            settings = [f"limits = {{ connection_age = {age} }}"]
+            planes.append(free_port())
+            settings = [f"limits = {{ connection_age = {age} }}", f"metrics = {{ port = {planes[-1]} }}"]
             servers.append(stack.enter_context(aws.serving(folder / name, folder / "tls", signed, settings)))
         balancer = Balancer(servers, tls=True)
         stack.callback(balancer.close)
         yield balancer, replace(servers[0], tls_port=balancer.port)
+        # a client cancels a session that it has waited for too long; a server ends none
+        assert set().union(*map(endings, planes)) <= {"complete", "cancelled-by-client"}
+
+
+def endings(port: int) -> set[str]:
+    """The endings of all exchanges of a server."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        counted = re.findall(
+            r'^everywire_exchanges_total\{.*?ending="([^"]+)".*\} (\S+)$', answer.read().decode(), re.MULTILINE
+        )
+    return {ending for ending, n in counted if float(n)}
 
 
 async def talk(made: Client, *parts: bytes) -> bool:
@@ -140,9 +155,9 @@ def test_with_new_clients_sessions_move_within_the_age_and_none_is_cut(sdk: Any,
                 return number
 
             numbers = await asyncio.gather(*(one_after_the_other(f"task {task}") for task in range(8)))
-            assert min(numbers) > 10
+            assert min(numbers) > 10 or moving.forgotten
             assert moving.made >= 2
-            assert moving.forgotten <= 2
+            assert moving.forgotten < 8 * moving.made  # sessions that began at that moment
         assert balancer.taken[0] == 0
         assert len(balancer.taken) >= 2
 
