@@ -39,7 +39,7 @@ from protocols.events import (  # noqa: E402
 )
 from protocols.http1.connection import HTTP1Connection  # noqa: E402
 from protocols.http2.connection import HTTP2Connection  # noqa: E402
-from protocols.http2.frames import GOODBYE, LARGEST_ID, PREFACE, Kind, goaway, rst_stream  # noqa: E402
+from protocols.http2.frames import PREFACE, Kind, goaway, rst_stream  # noqa: E402
 from protocols.roles import Role  # noqa: E402
 from protocols.websocket.connection import WebSocketConnection  # noqa: E402
 from protocols.websocket.frames import OPENING  # noqa: E402
@@ -323,7 +323,8 @@ def _http2_key(machine: HTTP2Connection) -> Hashable:
     )  # fmt: skip
     return (
         own, machine._highest, machine.next_stream, machine._error is None, machine._closed, machine._eof,
-        machine._peer_leaves, machine._last_sent, machine._leaves_with_error, 1 in machine._reset_by_us, machine.must_close,
+        machine._peer_leaves, machine._last_sent, machine._goodbye, machine._leaves_with_error, 1 in machine._reset_by_us,
+        machine.must_close,
     )  # fmt: skip
 
 
@@ -339,8 +340,11 @@ def _opened(machine: Any) -> bool:
     return _open(machine) and (machine._highest == 1 if machine.role is Role.SERVER else machine.next_stream > 1)
 
 
-def _leaving(machine: Any) -> bool:
-    return _open(machine) and machine._last_sent == LARGEST_ID
+def _answered_ping(machine: Any) -> None:
+    if not _open(machine) or not machine._goodbye:
+        raise NotNow
+    machine.receive_data(_frame(Kind.PING, 0, machine._goodbye, end=True))
+    _settle(machine)
 
 
 def _tick(machine: HTTP2Connection) -> None:
@@ -473,8 +477,8 @@ def _shut(last: bool) -> Callable[[Any], None]:
 def _http2_connection() -> Machine:
     states = {
         "open": "streams come and go",
-        "leaving": "the first GOAWAY and a PING are sent: streams on their way are still accepted",
-        "refusing": "the last GOAWAY is sent: newer streams are refused, and open streams finish",
+        "leaving": "the first GOAWAY and one of two PINGs are sent: streams on their way are still accepted",
+        "refusing": "the last GOAWAY is sent: newer streams are ignored, and open streams finish",
         "the peer leaves": "its GOAWAY or the end of its connection has come: open streams finish",
         "over": "no stream is open any more: `must_close`",
         "broken": "the peer broke a rule: GOAWAY with the reason, then `must_close`",
@@ -484,7 +488,7 @@ def _http2_connection() -> Machine:
         _peer("HEADERS", _received(_frame(Kind.HEADERS, 1, _REQUEST), _unopened)),
         _peer("RST_STREAM", _received(rst_stream(1, 8), _opened)),
         _peer("GOAWAY", _received(goaway(0, 0, b""), _open)),
-        _peer("PING answered", _received(_frame(Kind.PING, 0, GOODBYE, end=True), _leaving)),
+        _peer("PING answered", _answered_ping),
         _peer(BROKEN, _received(_frame(Kind.PING, 1, b"12345678"), _open)),
         _peer("end of the connection", _eof),
         _we("shutdown", _shut(last=False)),

@@ -24,7 +24,7 @@ from protocols.events import (
 )
 from protocols.http2.floods import CRAMPED, FloodCounters
 from protocols.http2.frames import (
-    GOODBYE,
+    GOODBYES,
     HEAD,
     LARGEST_DATA,
     LARGEST_ID,
@@ -306,11 +306,12 @@ class HTTP2Connection(FrameReader):
     def shutdown(self, last: bool) -> None:
         """Ends the connection gracefully, in two steps (RFC 9113 section 6.8). The first GOAWAY names the largest number:
         the peer should open no more streams, and those on their way are still accepted. With `last` it names the highest
-        accepted stream; newer ones are refused with REFUSED_STREAM. Open streams finish either way. Repeating a step does
-        nothing.
+        accepted stream; newer ones are ignored, as the peer knows from the number. Open streams finish either way. Repeating
+        a step does nothing.
 
-        A PING follows the first GOAWAY. Its acknowledgement shows that the peer has read both, so the machine then takes
-        the second step by itself. A caller takes it after a while for a peer that does not answer.
+        A PING follows the first GOAWAY, and another its acknowledgement. The second one shows that all streams that the peer
+        had begun are here, so the machine then takes the second step by itself. A caller takes it after a while for a peer
+        that does not answer.
         """
         if self._over or self._refusing or (self._last_sent is not None and not last):
             return
@@ -318,7 +319,8 @@ class HTTP2Connection(FrameReader):
             self._send_goaway(GoAway(last_stream=self._highest))
         else:
             self._send_goaway(GoAway(last_stream=LARGEST_ID))
-            self._send_ping(Ping(data=GOODBYE))
+            self._goodbye = GOODBYES[0]
+            self._send_ping(Ping(data=self._goodbye))
 
     def close(self) -> None:
         """Tells that the transport is gone: nothing more is written or received, and every stream is over. Bytes that were
@@ -414,6 +416,7 @@ class HTTP2Connection(FrameReader):
         # Not through h2, which would end the connection. A later GOAWAY never names a higher stream (section 6.8).
         named = max(event.last_stream, self._highest)
         self._last_sent = named if self._last_sent is None else min(self._last_sent, named)
+        self._goodbye = b""
         self._leaves_with_error = self._leaves_with_error or event.code != Code.NO_ERROR
         self._control.put(goaway(event.code, self._last_sent, event.debug))
 

@@ -24,8 +24,8 @@ ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
 LARGEST_ID = 2**31 - 1
-GOODBYE = b"leaving "
-"""The data of the PING behind a first GOAWAY."""
+GOODBYES = (b"leaving1", b"leaving2")
+"""The data of the PINGs behind a first GOAWAY, each sent when the one before it is acknowledged."""
 _WINDOW_UPDATE = struct.Struct(">IBII")
 FRAME_HEAD = struct.Struct(">IBI")
 """Length and kind as one number, flags, and the stream with its reserved bit."""

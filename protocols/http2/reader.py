@@ -50,7 +50,7 @@ from protocols.http2.frames import (
     END_HEADERS,
     END_STREAM,
     FRAME_HEAD,
-    GOODBYE,
+    GOODBYES,
     HEAD,
     LARGEST_ID,
     Code,
@@ -114,6 +114,7 @@ class FrameReader(StreamTable):
         self._fresh = False  # input came since `_begun_at` was set, so the last frame may have begun later
         self._peer_leaves = False
         self._last_sent: int | None = None
+        self._goodbye = b""  # of `GOODBYES`, not acknowledged yet
 
     def receive_data(self, data: Buffer) -> None:
         """Stores a copy of `data` for `next_event`. After a protocol error or `close` it is ignored."""
@@ -347,21 +348,41 @@ class FrameReader(StreamTable):
                         self._arm(found)
             case SettingsAcknowledged():
                 self._receive_acknowledgement(event)
-            case PingAckReceived(ping_data=data) if data == GOODBYE and self._last_sent == LARGEST_ID:
-                # The peer has read our first GOAWAY: what it opened before is here, and it opens no more.
-                self._last_sent = self._highest
-                self._control.put(goaway(Code.NO_ERROR, self._last_sent, b""))
+            case PingAckReceived(ping_data=data) if data == self._goodbye:
+                self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """Takes the next step after a first GOAWAY, when the peer has acknowledged a PING behind it. The first
+        acknowledgement shows that the peer has read the GOAWAY, and opens no more. Yet it may overtake the heads that
+        waited to be written (RFC 9113 section 6.7 asks for its priority), so a second PING fetches those."""
+        if self._goodbye == GOODBYES[0]:
+            self._goodbye = GOODBYES[1]
+            self._h2.ping(self._goodbye)
+            self._pings_due += 1
+        else:
+            self._goodbye = b""
+            self._last_sent = self._highest
+            self._control.put(goaway(Code.NO_ERROR, self._last_sent, b""))
 
     # Heads.
 
     def _welcome(self, stream: int) -> bool:
         """True if the peer may open this stream, by both sides' GOAWAY and the limit of open streams."""
-        too_late = self._peer_leaves or (self._last_sent is not None and stream > self._last_sent)
-        return not too_late and self._open < self.limits.streams
+        return not self._peer_leaves and not self._too_late(stream) and self._open < self.limits.streams
+
+    def _too_late(self, stream: int) -> bool:
+        """True if our GOAWAY has told the peer that we ignore this stream."""
+        return self._last_sent is not None and stream > self._last_sent
 
     def _receive_request(self, event: RequestReceived) -> None:
         stream = event.stream_id
         ended = event.stream_ended is not None
+        if self._too_late(stream):
+            # Ignored (RFC 9113 section 6.8). The AWS SDK has forgotten the stream: an RST_STREAM on it would make the SDK
+            # end the connection, with all other streams.
+            self._h2.reset(stream, Code.REFUSED_STREAM)
+            self._remember_reset(stream)
+            return
         if not self._welcome(stream):
             if self._open >= self.limits.streams and not self._settings_due:
                 self.counters.refused += 1
