@@ -373,8 +373,9 @@ class HTTP2Wire:
         if self._verdict(self._floods.tick(machine.flood_counters(connection.completed), now)):
             return
         if not connection.exchanges and self._idle_for_too_long(now):
-            machine.shutdown(last=True)
-            connection.output_ready()
+            if self._draining_since is None:
+                self.drain()  # in two steps, since a request may be on its way
+                connection.output_ready()
             if not self._counted:
                 self._counted = True
                 connection.server.connection_ended(Closing.IDLE)

@@ -17,7 +17,7 @@ from models.messages import Part
 from models.session import Session
 from protocols.aws import bidi, eventstream
 from protocols.events import ConnectionEnd, Data, End, GoAway, Reset, Response
-from protocols.http2.frames import Kind
+from protocols.http2.frames import LARGEST_ID, Kind
 from protocols.http2.windows import FLOOR, STEP
 from tests.gateway.promises import (
     CANCELLED,
@@ -407,7 +407,19 @@ async def test_an_idle_connection_says_goodbye_before_it_closes(autojump_clock: 
         began = trio.current_time()
         assert isinstance(await line.event(99), ConnectionEnd)
         assert 75 < trio.current_time() - began < 80  # limits.keep_alive, and the timer's second
-        assert [goaway.code for goaway in line.goaways] == [0]
+        assert [goaway.code for goaway in line.goaways] == [0, 0]
+
+
+async def test_a_request_on_its_way_when_an_idle_connection_says_goodbye_is_answered(autojump_clock: Any) -> None:
+    probe = Probe(answering)
+    probe.go.set()
+    async with serving(probe.spec("lmi-http2")) as house:
+        line = house.line("http2")
+        assert (await (await house.call("lmi-http2", line=line)).rest())[1] == Over("complete")
+        await trio.sleep(76.5)  # limits.keep_alive, and the timer's second
+        assert (await (await house.call("lmi-http2", line=line)).rest())[1] == Over("complete")
+        assert isinstance(await line.event(99), ConnectionEnd)
+        assert [goaway.last_stream for goaway in line.goaways] == [LARGEST_ID, 3]
 
 
 async def test_a_silent_model_keeps_its_connection_and_pings_keep_an_idle_one(autojump_clock: Any) -> None:
