@@ -177,7 +177,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="a whole number out of the datatype's range",
-        triton="its low bits: INT8 128 is -128; or 500",
+        triton="cut to its low bits (INT8 128 becomes -128), or 500",
         here="400, with the range",
         why="another number would be a wrong answer",
         cases=_all(
@@ -191,8 +191,8 @@ DIFFERENCES: Sequence[Difference] = (
         | _all(_FAULT, "UINT8 is given -1", "INT64 is given 2**63", "UINT64 is given 2**64", "UINT64 is given -1"),
     ),
     Difference(
-        asked="1e39 for an FP32; 1e400",
-        triton="infinity; 500",
+        asked="a number out of the range of its float: 1e39 for an FP32, 1e400",
+        triton="infinity for 1e39; 500 for 1e400",
         here="400",
         why="another number would be a wrong answer",
         cases=_all(_STRICT, "1e39 for a single") | _all(_FAULT, "1e400"),
@@ -219,7 +219,7 @@ DIFFERENCES: Sequence[Difference] = (
     Difference(
         asked="1.0 for an integer, 1 for a BOOL, `null` for a float",
         triton="500",
-        here="1, true, NaN",
+        here="read as 1, true and NaN",
         why="they have one meaning; KServe takes the first two as well",
         cases=_all(("500", "200"), "INT32 is given 1.0", "BOOL is given 1", "null for a float"),
     ),
@@ -299,9 +299,9 @@ DIFFERENCES: Sequence[Difference] = (
         },
     ),
     Difference(
-        asked="`sequence_id` and its like, `priority`, `timeout`",
-        triton="for its schedulers; the model does not see them",
-        here="the model sees them, except `priority` and `timeout` if requests are [batched](v2.md#batching); `timeout` is a deadline too, `priority` a place in the queue",
+        asked="`sequence_id`, `sequence_start`, `sequence_end`, `priority`, `timeout`",
+        triton="its schedulers use them; the model does not see them",
+        here="the model sees them, except `priority` and `timeout` if requests are [batched](v2.md#batching)",
         why="a model may use its caller's parameters",
         cases={
             "sequence parameters": (
@@ -390,7 +390,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="HEAD",
-        triton="405 with a body, which the next answer's reader meets",
+        triton="405 with a body, which breaks the next answer on the connection",
         here="the head of GET",
         why="RFC 9110, 9.3.2",
         cases={"live by HEAD": ("405", "200")},
@@ -463,8 +463,8 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="generate_stream: an error before the first event",
-        triton="its status, and an event for a body",
-        here="its status, and the JSON of any error",
+        triton="the error's status, and a body that is an event",
+        here="the error's status, and a body in JSON",
         why="clients that see the status read JSON",
         cases={"generate_stream: the model refuses": ("error text", "error JSON")},
     ),
@@ -483,5 +483,5 @@ ANSWERS: Mapping[str, Pair] = {case: pair for difference in DIFFERENCES for case
 
 def table() -> str:
     """The table of docs/reference/v2-differences.md."""
-    rows = [f"| {d.asked} | {d.triton} | {d.here} | {d.why} |" for d in DIFFERENCES]
-    return "\n".join(["| asked | Triton | here | why |", "| --- | --- | --- | --- |", *rows])
+    rows = [f"| {d.asked} | {d.triton} | {d.here} |" for d in DIFFERENCES]
+    return "\n".join(["| request | Triton | everywire |", "| --- | --- | --- |", *rows])

@@ -62,7 +62,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="another content type at a method's path, or none",
-        triton="a stream reset; taken if there is none",
+        triton="a stream reset; without a content type the call is taken",
         here="HTTP 415",
         why="required by PROTOCOL-HTTP2",
         cases={
@@ -117,7 +117,7 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="a message with a flag above 1",
-        triton="13 or an empty message, varying; the end of a stream",
+        triton="13, or read as an empty message; in a stream, its end",
         here="13",
         why="a message that cannot be read must not look like another one",
         alone=dict.fromkeys(("flag 2", "flag 255", "stream: flag 2", "stream: flag 255"), "13 INTERNAL"),
@@ -147,8 +147,8 @@ DIFFERENCES: Sequence[Difference] = (
     ),
     Difference(
         asked="a message over the limit",
-        triton="none up to 2 GiB",
-        here="8, by its prefix",
+        triton="no limit up to 2 GiB",
+        here="8, before the message is read",
         why="memory is not taken for what is refused",
         cases={"a message above the limit here": (_OK, _EXHAUSTED)},
     ),
@@ -271,7 +271,7 @@ DIFFERENCES: Sequence[Difference] = (
     Difference(
         asked="`classification` of 0, or as uint64",
         triton="3",
-        here="no classes; read",
+        here="0 means no classes; uint64 is read",
         why="as over HTTP; a number is a number",
         cases=_all(_INVALID, _OK, "classification: 0", "classification: uint64"),
     ),
@@ -291,9 +291,9 @@ DIFFERENCES: Sequence[Difference] = (
         cases=_all(_INVALID, _OK, "parameters: uint64", "parameters: priority and timeout of uint64"),
     ),
     Difference(
-        asked="`sequence_id` and its like, `priority`, `timeout`",
-        triton="for its schedulers, with the types that those take; the model does not see them",
-        here="the model sees them; `timeout` is a deadline too, `priority` a place in the queue",
+        asked="`sequence_id`, `sequence_start`, `sequence_end`, `priority`, `timeout`",
+        triton="its schedulers use them, and check their types; the model does not see them",
+        here="the model sees them, of any type",
         why="a model may use its caller's parameters",
         cases={
             "parameters: of a sequence": (
@@ -312,9 +312,9 @@ DIFFERENCES: Sequence[Difference] = (
         },
     ),
     Difference(
-        asked="`binary_data_output` and its like, of a request",
+        asked="parameters for bodies of HTTP, such as `binary_data_output` of a request",
         triton="passed to the model",
-        here="ignored, as on tensors",
+        here="ignored",
         why="they are about bodies of HTTP",
         cases={
             "parameters: of HTTP's bodies": (
@@ -384,9 +384,9 @@ DIFFERENCES: Sequence[Difference] = (
         },
     ),
     Difference(
-        asked="the extensions of the server",
+        asked="the list of extensions in the server's metadata",
         triton="also shared memory, sequences, scheduling policy, tracing",
-        here="those that are here",
+        here="without these",
         why="clients look for them",
         cases={
             "metadata of the server": (
@@ -403,9 +403,9 @@ DIFFERENCES: Sequence[Difference] = (
         cases=_all(_INTERNAL, _NOT_FOUND, "load of an unknown model", "load of no model"),
     ),
     Difference(
-        asked="the status of an unknown region of shared memory; to register one",
-        triton="5; 13 or 3 for this one",
-        here="an empty answer; 12",
+        asked="shared memory: the status of an unknown region; to register a region",
+        triton="status: 5; register: 13 (system) or 3 (CUDA)",
+        here="status: an empty answer; register: 12",
         why="there is no shared memory",
         cases={
             **_all(_NOT_FOUND, _OK, "System: an unknown region", "Cuda: an unknown region"),
@@ -428,9 +428,9 @@ DIFFERENCES: Sequence[Difference] = (
         cases={"log settings: an unknown one": (_OK, _INVALID)},
     ),
     Difference(
-        asked="the health of an unknown service; Watch",
-        triton="SERVING; 12",
-        here="5; the status, and each change of it",
+        asked="health: an unknown service; Watch",
+        triton="unknown service: SERVING; Watch: 12",
+        here="unknown service: 5; Watch: the status, and each change of it",
         why="required by health-checking.md",
         cases={
             "health of another service": (_OK, _NOT_FOUND),
@@ -543,5 +543,5 @@ ALONE_HERE: Mapping[str, str] = {case: status for difference in DIFFERENCES for 
 
 def table() -> str:
     """The table of docs/reference/grpc-differences.md."""
-    rows = [f"| {d.asked} | {d.triton} | {d.here} | {d.why} |" for d in DIFFERENCES]
-    return "\n".join(["| asked | Triton | here | why |", "| --- | --- | --- | --- |", *rows])
+    rows = [f"| {d.asked} | {d.triton} | {d.here} |" for d in DIFFERENCES]
+    return "\n".join(["| call | Triton | everywire |", "| --- | --- | --- |", *rows])
