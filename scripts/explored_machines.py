@@ -733,10 +733,10 @@ def _exchange() -> Machine:
         "working": "the model runs, and no part of the answer is queued",
         "answering": "the head of the answer is queued",
         "interrupted": "the work is cancelled, and the client has still to be told",
-        "finishing": "the end of the answer is queued, with the ending that it stands for",
-        "ended": "the last byte is with the kernel: that ending is the exchange's",
-        "gone": "the client or the connection has gone: the ending says which, and nothing more is sent",
-        "over": "it has its ending, and its task has returned: all that it held is given back",
+        "finishing": "the end of the answer is queued, and the ending is chosen",
+        "ended": "the last byte is with the kernel: the chosen ending is final",
+        "gone": "the client or the connection has gone, as the ending says; nothing more is sent",
+        "over": "it has its ending, its task has returned, and its memory is released",
     }
     interruption = DeadlineExceeded("its time is over")
     inputs = [

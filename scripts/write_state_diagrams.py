@@ -25,12 +25,12 @@ _FIRST_PAGE = f"""\
 {_COMMENT}
 # State machines
 
-The states and transitions of an exchange and of a model's worker. Further pages have those of the wires:
+This page shows the states and transitions of an exchange and of a model's worker. Further pages have those of
 [HTTP/1.1](state-machines-http1.md), [HTTP/2](state-machines-http2.md), and
 [WebSocket, event streams and BiDi](state-machines-messages.md).
 
-The diagrams are generated. A program gives the real machine each of a set of inputs, in every situation that they can lead
-to, and notes the next state. The inputs are in `scripts/explored_machines.py`. Inputs that change no state are left out.
+The diagrams are generated from the program: a script gives the real machines all inputs of `scripts/explored_machines.py` in
+every state that these reach. Inputs that change no state are left out.
 
 In a diagram each column is a state and each arrow a transition: blue for received input, green for our own output, grey for
 neither. *A protocol error* is any input that the machine answers with `RemoteProtocolError`, or on HTTP/2 with a reset of
@@ -202,11 +202,11 @@ def written() -> dict[Path, str]:
     lines += [
         f"## {title}",
         "",
-        "`Worker`: the table in `gateway/workers/states.py` has every transition that it may make. "
-        "[Workers](../explanation/workers.md) has its restart policy.",
+        "`Worker` (`gateway/workers/states.py`). [Workers](../explanation/workers.md) has its restart policy.",
         "",
         "A worker is *lasting* if its model is configured: it stays, as failed, when the model is given up. The worker of a "
-        "model from a folder stops then. So does every worker that is added while the server runs, if its first load fails.",
+        "model from a folder stops then. If a model is added while the server runs, its worker stops if the first load "
+        "fails.",
         "",
         f"![{title}](states/worker.svg)",
         "",
