@@ -114,7 +114,7 @@ class FrameReader(StreamTable):
         self._fresh = False  # input came since `_begun_at` was set, so the last frame may have begun later
         self._peer_leaves = False
         self._last_sent: int | None = None
-        self._goodbye = b""  # of `GOODBYES`, not acknowledged yet
+        self._goodbye = b""  # the data of the PING that awaits its acknowledgement
 
     def receive_data(self, data: Buffer) -> None:
         """Stores a copy of `data` for `next_event`. After a protocol error or `close` it is ignored."""

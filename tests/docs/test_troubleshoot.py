@@ -152,8 +152,9 @@ async def share_is_held() -> str:
     return await refused(spec_of(waiting, "chat", capacity=2, queue=2, party_share=50), 1, 3, 5)
 
 
-async def memory_is_full(party_share: int = 100) -> str:
-    config = Config(limits=LimitsConfig(total_bytes=2**20, body=700_000, party_share=party_share))
+async def memory_is_full(party_share: int = 100, refuse: int = 75) -> str:
+    limits = LimitsConfig(total_bytes=2**20, body=700_000, party_share=party_share, memory_refuse=refuse)
+    config = Config(limits=limits)
     data = np.zeros(150_000, np.float32)
     async with memory_gateway([spec_of(holding, "chat")], config) as house, trio.open_nursery() as nursery:
         nursery.start_soon(house.client().infer, {"x": data}, "chat")
@@ -317,6 +318,8 @@ SAID: dict[str, Callable[[], Awaitable[str]]] = {
     "no memory for ... bytes: ... of ... bytes are in use (limits.total_bytes); try again later": memory_is_full,
     "no memory for ... bytes: ... of ... bytes are in use (limits.total_bytes), ... of them for this client: while more than half "
     "are in use, a client that holds limits.party_share percent gets no more; try again later": lambda: memory_is_full(12),
+    "... of ... bytes are in use (limits.total_bytes): above 50 percent (limits.memory_refuse) nothing new begins; try again "
+    "later": lambda: memory_is_full(refuse=50),
     "model 'chat' is loading; try again": model_is_loading,
     "model 'chat' is restarting; try again": model_is_restarting,
     "model 'chat' is unavailable: it crashed too often; the log says why": model_was_given_up,

@@ -43,7 +43,7 @@ def balanced(folder: Path, *, signed: bool, age: float = AGE) -> Iterator[tuple[
         balancer = Balancer(servers, tls=True)
         stack.callback(balancer.close)
         yield balancer, replace(servers[0], tls_port=balancer.port)
-        # of the sessions that the SDK forgets, it has sent nothing
+        # the SDK has sent nothing of the sessions that it forgets
         assert set().union(*map(endings, planes)) == {"complete"}
 
 
