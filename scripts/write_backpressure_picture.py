@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "backpressure.svg"
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "pictures" / "backpressure.svg"
+
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from scripts.drawing import picture  # noqa: E402
+
 SECONDS = 12
 
 
@@ -102,24 +110,16 @@ def _lane(y: int, title: str, *, stops: bool) -> Iterator[str]:
 
 def written() -> str:
     """The picture. If the reader wants less motion, it stands still while the first model is parked."""
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">',
-            "<title>A client that stops reading parks its model; the neighbour goes on</title>",
-            f"<style>\n{_STYLE}",
-            *_motion(),
-            "}\n</style>",
-            f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
-            *_lane(40, "The client that stops", stops=True),
-            *_lane(140, "Its neighbour", stops=False),
-            *(
-                f'<text class="caption phase phase{at}{" still" * (phase.start == _QUEUE)}" x="20" y="236">'
-                f"{phase.caption}</text>"
-                for at, phase in enumerate(PHASES)
-            ),
-            "</svg>\n",
-        ]
-    )
+    parts = [
+        *_lane(40, "The client that stops", stops=True),
+        *_lane(140, "Its neighbour", stops=False),
+        *(
+            f'<text class="caption phase phase{at}{" still" * (start == _QUEUE)}" x="20" y="236">{caption}</text>'
+            for at, (start, caption) in enumerate(PHASES)
+        ),
+    ]
+    title = "A client that stops reading parks its model; the neighbour goes on"
+    return picture(title, _WIDTH, _HEIGHT, parts, style="\n".join([_STYLE, *_motion(), "}"]))
 
 
 if __name__ == "__main__":

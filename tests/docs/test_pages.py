@@ -46,7 +46,7 @@ WIRE = {
     "docs/reference/v2.md": "tests/protocols/v2/grammar/test_v2_decisions.py",
     "docs/reference/v2-streams.md": "tests/docs/test_wire_samples.py",
 }
-MOST_UNRUN = 15
+MOST_UNRUN = 13
 """Blocks that nobody runs: each has its reason above it."""
 
 MOST_WORDS = {"docs/howto": 1500, "docs/tutorial": 1500, "docs/move": 1500}
