@@ -520,5 +520,5 @@ def written() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    for path, text_of in written().items():
-        path.write_text(text_of, encoding="utf-8")
+    for path, content in written().items():
+        path.write_text(content, encoding="utf-8")

@@ -6,20 +6,27 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from xml.sax.saxutils import escape
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 TABLE = DOCS / "explanation" / "performance.md"
 ATTACKS = DOCS / "reference" / "attacks.csv"
 FOLDER = DOCS / "pictures"
+
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from scripts.drawing import picture, text  # noqa: E402
+
 SHOWN_ATTACKS = 6
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW = 720, 190, 70, 58, 26
 _STYLE = (
-    "<style>text { font: 12px system-ui, sans-serif; fill: #111827 } .back { fill: #ffffff } .ours { fill: #1f5fbf } "
+    "text { font: 12px system-ui, sans-serif; fill: #111827 } .back { fill: #ffffff } .ours { fill: #1f5fbf } "
     ".other { fill: #9ca3af } .title { font-weight: 600 } @media (prefers-color-scheme: dark) { text { fill: #e5e7eb } "
-    ".back { fill: #111827 } .ours { fill: #93b8ea } .other { fill: #6b7280 } }</style>"
+    ".back { fill: #111827 } .ours { fill: #93b8ea } .other { fill: #6b7280 } }"
 )
 
 Bar = tuple[str, float]
@@ -34,22 +41,11 @@ def svg(title: str, unit: str, bars: Sequence[Bar], *, all_ours: bool = False) -
         y = _TOP + _ROW * at
         kind = "ours" if label.startswith("everywire") or all_ours else "other"
         rows += [
-            f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>',
+            text(_LEFT - 8, y + 13, label, anchor="end"),
             f'<rect class="{kind}" x="{_LEFT}" y="{y}" width="{value * scale:.1f}" height="18"/>',
             f'<text x="{_LEFT + value * scale + 6:.1f}" y="{y + 13}">{value:g}</text>',
         ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
-            f"<title>{escape(title)}</title>",
-            _STYLE,
-            f'<rect class="back" width="{_WIDTH}" height="{height}"/>',
-            f'<text class="title" x="20" y="20">{escape(title)}</text>',
-            f'<text x="20" y="40">{escape(unit)}</text>',
-            *rows,
-            "</svg>\n",
-        ]
-    )
+    return picture(title, _WIDTH, height, [text(20, 20, title, "title"), text(20, 40, unit), *rows], style=_STYLE)
 
 
 def tokens() -> list[Bar]:
@@ -93,5 +89,5 @@ def written() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    for path, text in written().items():
-        path.write_text(text, encoding="utf-8")
+    for path, content in written().items():
+        path.write_text(content, encoding="utf-8")
