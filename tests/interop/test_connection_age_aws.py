@@ -57,9 +57,13 @@ def endings(port: int) -> set[str]:
 
 
 async def talk(made: Client, *parts: bytes) -> bool:
-    """A session, each part of which comes back. False where the SDK has sent nothing of it, since there was a GOAWAY."""
+    """A session, each part of which comes back. False where the SDK has sent nothing of it, since there was a GOAWAY: it
+    says so, or forgets the session."""
     try:
-        answers = await made.talk("echo", *parts)
+        async with asyncio.timeout(_FORGOTTEN):
+            answers = await made.talk("echo", *parts)
+    except TimeoutError:
+        return False
     except importlib.import_module("smithy_core.exceptions").SmithyError as e:
         if any(name in str(e) for name in REFUSED):
             return False
@@ -76,7 +80,7 @@ class Moving:
     def __init__(self, address: Server, stack: AsyncExitStack) -> None:
         self._address, self._stack = address, stack
         self.client: Client | None = None
-        self.made = self.forgotten = 0
+        self.made = 0
 
     async def talk(self, *parts: bytes) -> None:
         while True:
@@ -84,12 +88,8 @@ class Moving:
             if used is None:
                 used = self.client = await self._stack.enter_async_context(client(self._address))
                 self.made += 1
-            try:
-                async with asyncio.timeout(_FORGOTTEN):
-                    if await talk(used, *parts):
-                        return
-            except TimeoutError:
-                self.forgotten += 1
+            if await talk(used, *parts):
+                return
             if self.client is used:
                 self.client = None
 
@@ -128,7 +128,7 @@ def test_a_client_whose_sessions_have_pauses_moves_within_the_age_by_itself(sdk:
     async def story(balancer: Balancer, address: Server) -> None:
         async with client(address) as made:
             began, refused = time.monotonic(), 0
-            while time.monotonic() < began + 3 * AGE:
+            while time.monotonic() < began + 3 * AGE or 1 not in balancer.taken:
                 refused += not await talk(made, b"one", b"two")
                 await asyncio.sleep(0.05)
             # a session that begins within the round trip of the GOAWAY, and nothing of it is sent
@@ -155,9 +155,8 @@ def test_with_new_clients_sessions_move_within_the_age_and_none_is_cut(sdk: Any,
                 return number
 
             numbers = await asyncio.gather(*(one_after_the_other(f"task {task}") for task in range(8)))
-            assert min(numbers) > 10 or moving.forgotten
+            assert sum(numbers) > 80
             assert moving.made >= 2
-            assert moving.forgotten < 8 * moving.made  # sessions that began at that moment
         assert balancer.taken[0] == 0
         assert len(balancer.taken) >= 2
 
