@@ -50,7 +50,6 @@ from protocols.http2.frames import (
     END_HEADERS,
     END_STREAM,
     FRAME_HEAD,
-    GOODBYES,
     HEAD,
     LARGEST_ID,
     Code,
@@ -58,7 +57,6 @@ from protocols.http2.frames import (
     HTTP2Frame,
     Kind,
     copy_payloads,
-    goaway,
     rst_stream,
     window_update,
 )
@@ -108,13 +106,9 @@ class FrameReader(StreamTable):
             block=2 * limits.head,
             settings_entries=limits.settings_entries,
         )
-        self._highest = 0
         self._eof = False
         self._made_at = self._begun_at = now  # the time of the last frame
         self._fresh = False  # input came since `_begun_at` was set, so the last frame may have begun later
-        self._peer_leaves = False
-        self._last_sent: int | None = None
-        self._goodbye = b""  # the data of the PING that awaits its acknowledgement
 
     def receive_data(self, data: Buffer) -> None:
         """Stores a copy of `data` for `next_event`. After a protocol error or `close` it is ignored."""
@@ -351,28 +345,7 @@ class FrameReader(StreamTable):
             case PingAckReceived(ping_data=data) if data == self._goodbye:
                 self._say_goodbye()
 
-    def _say_goodbye(self) -> None:
-        """Takes the next step after a first GOAWAY, when the peer has acknowledged a PING behind it. The first
-        acknowledgement shows that the peer has read the GOAWAY, and opens no more. Yet it may overtake the heads that
-        waited to be written (RFC 9113 section 6.7 asks for its priority), so a second PING fetches those."""
-        if self._goodbye == GOODBYES[0]:
-            self._goodbye = GOODBYES[1]
-            self._h2.ping(self._goodbye)
-            self._pings_due += 1
-        else:
-            self._goodbye = b""
-            self._last_sent = self._highest
-            self._control.put(goaway(Code.NO_ERROR, self._last_sent, b""))
-
     # Heads.
-
-    def _welcome(self, stream: int) -> bool:
-        """True if the peer may open this stream, by both sides' GOAWAY and the limit of open streams."""
-        return not self._peer_leaves and not self._too_late(stream) and self._open < self.limits.streams
-
-    def _too_late(self, stream: int) -> bool:
-        """True if our GOAWAY has told the peer that we ignore this stream."""
-        return self._last_sent is not None and stream > self._last_sent
 
     def _receive_request(self, event: RequestReceived) -> None:
         stream = event.stream_id

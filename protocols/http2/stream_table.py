@@ -11,7 +11,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import End, Event, Headers, Reset
 from protocols.floods import BYTES
 from protocols.http2.floods import LATE, FloodCounters
-from protocols.http2.frames import ACK, HEAD, Code, HTTP2Frame, Kind
+from protocols.http2.frames import ACK, GOODBYES, HEAD, Code, HTTP2Frame, Kind, goaway
 from protocols.http2.library import REMEMBERED, LibraryPath
 from protocols.http2.limits import HTTP2Limits
 from protocols.http2.output import ControlQueue
@@ -38,6 +38,10 @@ class StreamTable:
         self._windows = ReceiveWindows(initial=limits.initial_window, maximum=limits.max_window, budget=budget)
         self._streams: dict[int, Stream] = {}
         self._open = 0
+        self._highest = 0  # that the peer has opened
+        self._last_sent: int | None = None  # the stream in our GOAWAY
+        self._goodbye = b""  # the data of the PING that awaits its acknowledgement
+        self._peer_leaves = False
         self._reset_by_us: OrderedDict[int, float] = OrderedDict()
         self.pinged_at: float | None = None
         """The time of the last complete PING without ACK; None before the first."""
@@ -259,6 +263,29 @@ class StreamTable:
                 self._return_credit(found, grow=False)
         if self._streams:
             self._return_connection_credit()
+
+    # Which streams the peer may open.
+
+    def _welcome(self, stream: int) -> bool:
+        """True if the peer may open this stream, by both sides' GOAWAY and the limit of open streams."""
+        return not self._peer_leaves and not self._too_late(stream) and self._open < self.limits.streams
+
+    def _too_late(self, stream: int) -> bool:
+        """True if our GOAWAY has told the peer that we ignore this stream."""
+        return self._last_sent is not None and stream > self._last_sent
+
+    def _say_goodbye(self) -> None:
+        """Takes the next step after a first GOAWAY, when the peer has acknowledged a PING behind it. The first
+        acknowledgement shows that the peer has read the GOAWAY, and opens no more. Yet it may overtake the heads that
+        waited to be written (RFC 9113 section 6.7 asks for its priority), so a second PING fetches those."""
+        if self._goodbye == GOODBYES[0]:
+            self._goodbye = GOODBYES[1]
+            self._h2.ping(self._goodbye)
+            self._pings_due += 1
+        else:
+            self._goodbye = b""
+            self._last_sent = self._highest
+            self._control.put(goaway(Code.NO_ERROR, self._last_sent, b""))
 
     # The life of a stream.
 
