@@ -42,6 +42,19 @@ def resident_bytes(pid: int) -> int:
     return int(_ps(pid, "rss")) * 1024
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that no file backs, in bytes; pages that it has in common with others count in proportion. 0 if
+    the process has ended. Linux only. Pages of files are left out: their share changes when other processes begin or end."""
+    if not LINUX:
+        raise UnknownCostError(f"this platform ({sys.platform}) does not tell the anonymous memory of a process")
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            sizes = [line.split() for line in rollup]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(size[1]) * 1024 for size in sizes if size[0] in ("Pss_Anon:", "Pss_Shmem:"))
+
+
 def _ps(pid: int, column: str) -> str:
     try:
         done = subprocess.run(["ps", "-o", f"{column}=", "-p", str(pid)], capture_output=True, text=True, check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +17,13 @@ from benchmarks import guard as guards
 from benchmarks import neighbours as beside
 from benchmarks import processes as there
 from benchmarks import report
+from benchmarks import stalled as deaf
 from benchmarks.accounting import UnknownCostError, cores, precision
 from benchmarks.against import WATCHED, changes
 from benchmarks.comparison import Row, compare
 from benchmarks.load.connections import LoadError
 from benchmarks.micro import GROUPS, purpose
+from benchmarks.served import FLOOD
 from benchmarks.servers import ServerError
 from benchmarks.units import Unit, measured
 from benchmarks.workloads import WORKLOADS
@@ -43,6 +47,7 @@ Examples:
   python -m benchmarks processes unary               what a process of its own costs a call
   python -m benchmarks faults crash                  what everybody has of a model that crashes in its process
   python -m benchmarks culprits                      does the server say who is slow, and how soon
+  python -m benchmarks stalled http1                 memory beside clients that stop reading
 
 \b
 How to read it: figures are CPU time of the server for each unit of work, as the kernel counts it,
@@ -228,6 +233,37 @@ def culprits(names: tuple[str, ...], file: Path | None) -> None:
     unnamed = [row.load for row in rows if not row.named]
     if unnamed:
         raise click.ClickException(f"the verdict does not name the culprit of {', '.join(unnamed)}")
+
+
+@program.command(short_help="Memory beside clients that stop reading.")
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@click.option(
+    "--readers", type=click.IntRange(0, 10_000), multiple=True, default=deaf.READERS, show_default=True,
+    help="Number of clients at a measurement; give it several times.",
+)  # fmt: skip
+@_json
+def stalled(names: tuple[str, ...], readers: tuple[int, ...], file: Path | None) -> None:
+    """Open more and more clients that ask for a long answer, read its head and then nothing, and print the memory of the
+    server with its processes. All of `http1`, `http2` (the gateway), `uvicorn` and `litserve` (others, if they are
+    installed), or NAMES. Under three minutes. Linux only."""
+    _explain()
+    load = round(os.getloadavg()[0], 2)
+    found: list[deaf.Series] = []
+    for name, case in _chosen(names, deaf.CASES, "server").items():
+        if case.missing:
+            _note(f"without {name}: {case.missing}")
+            continue
+        click.echo(f"measuring {name}: {case.what}", err=True)
+        try:
+            found.append(deaf.measure(name, readers))
+        except (*FAILURES, OSError) as error:
+            raise click.ClickException(f"{name}: {error}") from None
+    click.echo(report.table(deaf.HEADS, [row for series in found for row in deaf.cells(series)], left=2))
+    if file is not None:
+        answer = {"tokens": deaf.TOKENS, "characters": len(FLOOD)}
+        series = [asdict(one) | {"each": one.each} for one in found]
+        date = time.strftime("%Y-%m-%d")
+        _write(file, date=date, load_average=load, capacity=deaf.CAPACITY, answer=answer, series=series)
 
 
 @program.command(short_help="What a process of its own costs a model.")

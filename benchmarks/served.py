@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import trio
 
 from models.messages import Prompt, Token
+
+FLOOD = "flood ".ljust(2000, ".")
+"""The text of one token of `floods`."""
 
 
 async def tokens(prompt: Prompt) -> AsyncIterator[Token]:
@@ -19,7 +22,15 @@ async def tokens(prompt: Prompt) -> AsyncIterator[Token]:
 async def floods(prompt: Prompt) -> AsyncIterator[str]:
     """Yields 2 KB of text for each token, as fast as the client takes it."""
     for _ in range(prompt.parameters.max_new_tokens):
-        yield "flood ".ljust(2000, ".")
+        yield FLOOD
+
+
+def flood_events(tokens: int) -> Iterator[bytes]:
+    """The tokens of `floods` as OpenAI's events, for servers that have no text models of their own."""
+    for _ in range(tokens):
+        choice = b'{"index":0,"text":"%b","logprobs":null,"finish_reason":null}' % FLOOD.encode()
+        yield b'data: {"id":"cmpl-1","object":"text_completion","model":"floods","choices":[%b]}\n\n' % choice
+    yield b"data: [DONE]\n\n"
 
 
 async def naps(prompt: Prompt) -> AsyncIterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import culprits, faults, neighbours, processes, servers, spans
+from benchmarks import culprits, faults, neighbours, processes, servers, spans, stalled
 from benchmarks.against import changes
 from benchmarks.cli import program
 from benchmarks.comparison import compare
@@ -62,6 +62,39 @@ def test_a_culprit_that_is_not_named_is_a_failure(monkeypatch: pytest.MonkeyPatc
     done = CliRunner().invoke(program, ["culprits", "full-queue"])
     assert done.exit_code == 1
     assert "the verdict does not name the culprit of full-queue" in done.output
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+@pytest.mark.parametrize("name", ["http1", "http2"])
+def test_clients_that_read_nothing_park_their_model_and_those_beyond_its_slots_are_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalled, "_LOOKS", 2)
+    series = stalled.measure(name, (0, 4, 8), capacity=6)
+    assert [(point.readers, point.parked, point.refused) for point in series.points] == [(0, 0, 0), (4, 4, 0), (8, 6, 2)]
+    first, *_, last = series.points
+    assert (first.queued, first.kernel) == (0, 0)
+    assert last.queued is not None
+    assert last.queued >= 6 * 14 * 1024  # each stream's own are 16 KiB at least; a token has 2 KB
+    assert last.refusals == {"queue-full": 2}
+    assert len(stalled.cells(series)) == 3
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_a_server_that_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalled, "_LOOKS", 2)
+    monkeypatch.setattr(stalled, "find_spec", lambda name: None)
+    file = tmp_path / "stalled.json"
+    done = CliRunner().invoke(
+        program, ["stalled", "litserve", "http1", "--readers", "0", "--readers", "2", "--json", str(file)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "without litserve: litserve is not installed" in done.output
+    (series,) = json.loads(file.read_text())["series"]
+    assert [point["parked"] for point in series["points"]] == [0, 2]
+    assert series["points"][1]["kernel"] > 0
 
 
 _LOST = "the process of model '{}' ended; try again"
