@@ -1,5 +1,6 @@
 """The pictures of the pages are what their scripts write."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from itertools import combinations
@@ -207,3 +208,23 @@ def test_the_diagram_of_a_drain_has_the_defaults_and_the_times_of_the_manifest()
     assert f"| `terminationGracePeriodSeconds` | {kill} |" in page
     assert f"terminationGracePeriodSeconds {kill}, then SIGKILL" in drawn
     assert Ending.DRAINED.value in drawn
+
+
+def test_a_line_of_the_stalled_readers_has_every_stored_point() -> None:
+    lines = dict(plots.stalled())
+    text = plots.written()[plots.FOLDER / "memory-stalled-readers.svg"]
+    assert {"everywire, HTTP/1.1", "everywire, HTTP/2"} < lines.keys()
+    for label, points in lines.items():
+        assert f">{label}</text>" in text
+        assert points[0] == (0, 0)
+    paths = re.findall(r'<path class="line [^"]*" d="M([^"]*)"/>', text)
+    assert [path.count("L") + 1 for path in paths] == [len(points) for points in lines.values()]
+
+
+def test_the_page_beside_that_plot_has_the_stored_figures() -> None:
+    stored = json.loads(plots.STALLED.read_text(encoding="utf-8"))
+    page = " ".join((plots.DOCS / "explanation" / "costs.md").read_text(encoding="utf-8").split())
+    assert f"`python -m benchmarks stalled`, {stored['date']}" in page
+    for series in stored["series"]:
+        memory, kernel = (f"{size / 1024:,.0f}" for size in series["each"])
+        assert f"| {series['server']}, {series['wire']} | {memory} | {kernel} |" in page
