@@ -41,6 +41,7 @@ _WRITE_AT_MOST = 65536
 _NO_BOUND = 2**63
 # Seconds of waiting for a container that cannot learn of the end of the input, before it is logged.
 _SAID_AFTER = 10.0
+_WITHOUT_CLOSE = "the container ended the connection without a Close"
 _REMEDY = "let it say Close when it has answered, or name its end of input in X-Everywire-End-Of-Input"
 
 
@@ -193,7 +194,7 @@ class Relay:
         try:
             await self._read_frames()
         except TransportLost as e:
-            self._verdict = _broken(f"the connection to the container was lost: {e}")
+            self._verdict = _broken(_WITHOUT_CLOSE if e.left else f"the connection to the container was lost: {e}")
         except RemoteProtocolError as e:
             self._write()
             if self._holding.refusal is not None:
@@ -243,7 +244,7 @@ class Relay:
                 self._write()  # the echo
                 return
             elif type(event) is ConnectionEnd:
-                self._verdict = _broken("the container ended the connection without a Close")
+                self._verdict = _broken(_WITHOUT_CLOSE)
                 return
             elif type(event) is Ping:
                 self._write()

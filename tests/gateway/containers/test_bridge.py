@@ -701,7 +701,7 @@ async def violate(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "words"), [(leave, "without a Close"), (reset, "lost"), (violate, "broke the protocol: WebSocket:")]
+    ("end", "words"), [(leave, "without a Close"), (reset, "without a Close"), (violate, "broke the protocol: WebSocket:")]
 )
 async def test_an_end_without_a_close_is_a_broken_stream(end: Any, words: str) -> None:
     async def script(peer: Peer) -> None:
