@@ -123,7 +123,7 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> str:
 def machine() -> dict[str, Any]:
     """A description of this machine and its Python."""
     return {
-        "system": platform.platform(),
+        "system": f"{platform.system()}-{platform.release()}-{platform.machine()}",
         "processor": processor(),
         "cores": os.cpu_count(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
