@@ -125,7 +125,8 @@ async def test_readers_that_stop_cost_a_send_buffer_and_a_connection_each(mock_c
         )
         connections = sum(EACH * CONNECTION[kind] for kind, _ in STORIES.values())
         repeated = told["long"] * TEXT  # `generated_text`, which `lmi.max_text` bounds
-        assert grown <= CLIENTS * (SEND_BUFFER * 7 // 6 + PART + CAPACITY) + connections + repeated
+        counted = CLIENTS * (SEND_BUFFER * 7 // 6 + PART + CAPACITY) + connections + repeated
+        assert grown <= 1.01 * counted  # the interpreter's own tables grow by leaps
         for client in clients:
             client.close()
         await wait_all_tasks_blocked()

@@ -57,8 +57,8 @@ def endings(port: int) -> set[str]:
 
 
 async def talk(made: Client, *parts: bytes) -> bool:
-    """A session, each part of which comes back. False where the SDK has sent nothing of it, since there was a GOAWAY: it
-    says so, or forgets the session."""
+    """A session, each part of which comes back. False if the SDK has sent nothing of it because of a GOAWAY: it reports an
+    error, or forgets the session."""
     try:
         async with asyncio.timeout(_FORGOTTEN):
             answers = await made.talk("echo", *parts)
