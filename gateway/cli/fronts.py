@@ -178,4 +178,4 @@ def _greet(gateway: Gateway, begin: Begin) -> None:
         return
     from gateway.cli.start.block import DEVELOPMENT, start_block
 
-    say(start_block(gateway, DEVELOPMENT if begin.sources else ()))
+    say(start_block(gateway, DEVELOPMENT if begin.sources else (), plane_port=gateway.config.operator.port))

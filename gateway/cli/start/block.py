@@ -27,8 +27,9 @@ _SIZE = 4  # elements for a dimension that may have any size
 _MOST = 16  # elements of the largest tensor that is printed in a call
 
 
-def start_block(gateway: Gateway, notes: Sequence[str] = ()) -> str:
-    """The block of a gateway that serves. `notes` are more lines for the user who started it."""
+def start_block(gateway: Gateway, notes: Sequence[str] = (), *, plane_port: int = 0) -> str:
+    """The block of a gateway that serves. `notes` are more lines for the user who started it. `plane_port` is the port of an
+    operator plane that another process offers."""
     config = gateway.config
     lines = [f"everywire {version()} at {', '.join(gateway.addresses)}", _models(gateway)]
     if closes(config):
@@ -36,8 +37,8 @@ def start_block(gateway: Gateway, notes: Sequence[str] = ()) -> str:
     elif calls := _calls(gateway):
         lines += ["Try:", *(f"  {call}" for call in calls)]
     plane = config.operator
-    # With several processes, the plane is the parent's, at the configured port.
-    if has_plane(plane) and (console := reached_at(plane.host, gateway.operator_port or plane.port)):
+    # If the port of the plane is taken, there is no console, and the log has the reason.
+    if has_plane(plane) and (console := reached_at(plane.host, gateway.operator_port or plane_port)):
         lines.append(f"Console: {console}")
     lines += notes
     if verifies_nothing(config):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gateway.errors import NotFound
 
@@ -59,7 +59,10 @@ def _files() -> Mapping[str, _File]:
 
 
 def console_response(request: Request, name: str = PAGE) -> Response:
-    """Answers one file, or 304 if the browser has it already. Raises NotFound if there is no such file."""
+    """Answers one file, or 304 if the browser has it already. The folder itself leads to the page. Raises NotFound if
+    there is no such file."""
+    if not name:
+        return RedirectResponse("../")
     file = _files().get(name)
     if file is None:
         raise NotFound(f"the console has no file {name[:100]!r}")

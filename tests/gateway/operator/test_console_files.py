@@ -108,6 +108,11 @@ async def test_a_browser_that_has_a_file_is_told_so_and_no_more() -> None:
     assert (other.status, other.body) == (200, first.body)
 
 
-@pytest.mark.parametrize("name", ["nothing.mjs", "../app.py", "%2e%2e/app.py", "vendor", "", "vendor/../../app.py"])
+async def test_its_folder_leads_to_the_page() -> None:
+    answer = await guarded().ask("GET", "/console/")
+    assert (answer.status, answer.headers["location"]) == (307, "../")
+
+
+@pytest.mark.parametrize("name", ["nothing.mjs", "../app.py", "%2e%2e/app.py", "vendor", "vendor/", "vendor/../../app.py"])
 async def test_nothing_else_is_a_file_of_it(name: str) -> None:
     assert (await guarded().ask("GET", f"/console/{name}")).status == 404

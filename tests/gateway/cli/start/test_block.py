@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 
 from gateway.catalog.factories import library_specs
 from gateway.cli.start.block import start_block
-from gateway.config import AccessConfig, Config
+from gateway.config import AccessConfig, Config, OperatorConfig
 from gateway.config.exposure import UNVERIFIED
 from gateway.serving.ports import Ports
 from gateway.testing import memory_gateway
@@ -63,6 +64,16 @@ async def test_a_text_model_is_called_in_two_ways() -> None:
         UNVERIFIED,
         "Ctrl-C stops.",
     ]
+
+
+async def test_a_plane_that_does_not_listen_has_no_console_to_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with memory_gateway([shout], config=Config(operator=OperatorConfig(port=port))) as there:
+            assert "Console" not in start_block(there.gateway)
+            assert f"Console: http://127.0.0.1:{port}" in start_block(there.gateway, plane_port=port)
+    async with memory_gateway([shout], config=Config(operator=OperatorConfig(port=0))) as there:
+        assert f"Console: http://127.0.0.1:{there.gateway.operator_port}" in start_block(there.gateway)
 
 
 async def test_the_librarys_models_are_said_to_be_the_librarys() -> None:
