@@ -171,9 +171,12 @@ class _Minute:
         name = self._most(lambda name: sum(self._endings[name].values()))
         if name and (p99 := _quantile(self._durations[name], self._now.bounds.duration, 0.99)) is not None:
             said.append(f"p99 of {name} {_time(p99)}")
-        # A malformed request ends as refused too, and admission has not refused it.
-        refused = int(max(self._refused, sum(one.get(Ending.REFUSED.value, 0) for one in self._endings.values())))
-        said.append(f"{_percent(refused / max(self._ended, refused))} refused" if refused else "no refusals")
+        # An invalid request ends as refused too, and admission has not refused it.
+        ended = int(sum(one.get(Ending.REFUSED.value, 0) for one in self._endings.values()))
+        asked, invalid = max(self._ended, self._refused), ended - self._refused
+        said.append(f"{_percent(self._refused / asked)} refused" if self._refused else "no refusals")
+        if invalid > 0:
+            said.append(f"{_percent(invalid / asked)} invalid")
         return self._said("healthy", "good", f"Healthy: {', '.join(said)}", detail, model=name)
 
     # -- figures

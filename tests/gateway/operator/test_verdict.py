@@ -55,7 +55,7 @@ ROWS: list[tuple[str, dict[str, Any], list[ModelView], str]] = [
     ("healthy", {"models": {"chat": model(complete=5940, refused=60)}, "refusals": refusals(QUEUE=60)}, [CHAT],
      "Healthy: 100 requests/s, p99 of chat 498 ms, 1.0 % refused"),
     ("healthy", {"models": {"chat": model(complete=5000, refused=1000)}}, [CHAT],
-     "Healthy: 100 requests/s, p99 of chat 498 ms, 17 % refused"),
+     "Healthy: 100 requests/s, p99 of chat 498 ms, no refusals, 17 % invalid"),
     ("refusing", {"refusals": refusals(CONNECTIONS=7000)}, [CHAT], "Refusing: too many connections (100 %)"),
     ("refusing", {"models": {}, "refusals": refusals(CONNECTIONS=1)}, [CHAT], "Refusing: too many connections (100 %)"),
     ("readers", {"models": {"chat": model(room=30.0, slot=40.0, model=30.0)}, "peers": PEERS}, [BLOCKED],
