@@ -7,8 +7,11 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 LINUX = sys.platform.startswith("linux")
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class UnknownCostError(Exception):
@@ -25,6 +28,49 @@ def cpu_seconds(pid: int) -> float:
         # clock_getcpuclockid(3), which Python lacks: the complement of the pid, and 2 for user and system together.
         return time.clock_gettime((~pid << 3) | 2)
     return parse_cpu_time(_ps(pid, "time"))
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process, of those that it has started, and of theirs. Those that have ended count in hundredths of a
+    second, once their parent has waited for them. Elsewhere than on Linux, only the process itself counts."""
+    seconds = cpu_seconds(pid)
+    if LINUX:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return seconds
+        seconds += (int(fields[13]) + int(fields[14])) / _TICKS
+        for child in children(pid):
+            with suppress(OSError):  # it has just ended, and its parent's share has not been read
+                seconds += tree_cpu_seconds(child)
+    return seconds
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started. Linux only."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            found += map(int, (task / "children").read_text().split())
+    return sorted(found)
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants that live, itself first. Linux only."""
+    found = [pid]
+    for each in found:
+        with suppress(OSError):  # it has just ended
+            found += children(each)
+    return found
+
+
+def loop_seconds(pid: int) -> dict[int, float]:
+    """The CPU time of the main thread, where the loop runs, of a process and each of its descendants, by pid. Linux only."""
+    found = dict[int, float]()
+    for each in family(pid):
+        with suppress(OSError), open(f"/proc/{each}/task/{each}/schedstat") as times:
+            found[each] = int(times.read().split()[0]) / 1e9
+    return found
 
 
 def precision() -> str:

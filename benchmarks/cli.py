@@ -6,25 +6,30 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from benchmarks import costs as steps
 from benchmarks import culprits as blamed
 from benchmarks import faults as worst
 from benchmarks import guard as guards
+from benchmarks import kept, report
 from benchmarks import neighbours as beside
 from benchmarks import processes as there
-from benchmarks import report
 from benchmarks import stalled as deaf
 from benchmarks.accounting import UnknownCostError, cores, precision
-from benchmarks.against import WATCHED, changes
+from benchmarks.against import COMPARED, WATCHED, Change, changed, prepare
+from benchmarks.checkouts import CheckoutError, checkout, version
 from benchmarks.comparison import Row, compare
+from benchmarks.counts import ceilings as limits
+from benchmarks.counts import command as exact
 from benchmarks.load.connections import LoadError
 from benchmarks.micro import GROUPS, purpose
 from benchmarks.served import FLOOD
-from benchmarks.servers import ServerError
+from benchmarks.servers import ROOT, ServerError
 from benchmarks.units import Unit, measured
 from benchmarks.workloads import WORKLOADS
 
@@ -41,8 +46,11 @@ Examples:
   python -m benchmarks micro http1 websocket         some of them
   python -m benchmarks server unary-64               one workload: ours and its floors
   python -m benchmarks server --json all.json        every workload, about five minutes
-  python -m benchmarks against ../before             has a change made it dearer than another checkout
+  python -m benchmarks against HEAD^                 has a change made it dearer than another commit
+  python -m benchmarks against release --keep        the same since the last release, into its page
   python -m benchmarks guard                         are we still near the floors
+  python -m benchmarks counts                        has a unit of work one call or allocation more
+  python -m benchmarks costs JSON                    the longest step of each call that grows with a message
   python -m benchmarks neighbours resets             what a good client waits beside a bad one
   python -m benchmarks processes unary               what a process of its own costs a call
   python -m benchmarks faults crash                  what everybody has of a model that crashes in its process
@@ -147,25 +155,120 @@ def guard() -> None:
         raise click.ClickException(f"beyond the bound in two measurements: {', '.join(dear)}")
 
 
-@program.command(short_help="This checkout beside another, in turns.")
-@click.argument("checkout", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@program.command(short_help="Fail when a unit of work has become dearer by one call.")
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@click.option("--write", is_flag=True, help="Lower the ceilings that are above what was counted, and add new ones.")
+@click.option("--raise", "raised", is_flag=True, help="With --write: raise ceilings too.")
+@_json
+def counts(names: tuple[str, ...], write: bool, raised: bool, file: Path | None) -> None:
+    """Count what a unit of each workload costs, or of those of NAMES: calls and modules of ours, changes of room, bytecodes,
+    allocations, their bytes, system calls; and the CPU of a unit among eight times as many beside one among few. Fail, with
+    exit status 1, if a count is above its ceiling in benchmarks/counts/ceilings.json. Ceilings hold for one interpreter and
+    the versions of benchmarks/requirements-counts.txt; elsewhere the counts are only printed. Python 3.12 or newer."""
+    chosen = list(_chosen(names, exact.CASES, "workload"))
+    strange = limits.elsewhere()
+    if write and strange:
+        raise click.ClickException(f"ceilings are written in their own environment: {strange}")
+    most = limits.ceilings()
+    note = partial(click.echo, err=True)
+    try:
+        found = list(exact.found(chosen, None, note)) if write or strange else exact.least(chosen, most, note)
+    except exact.CountsError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(report.table(exact.HEADS, [exact.cells(one) for one in found], left=2))
+    if all(one.instructions is None for one in found):
+        _note("instructions: the kernel or this machine does not count them")
+    by_case = {one.case: one.counts for one in found}
+    if file is not None:
+        _write(file, counts=[asdict(one) for one in found])
+    if strange:
+        _note(f"no ceiling holds here: {strange}")
+        return
+    if write:
+        most = limits.written(by_case, most, raised=raised)
+        limits.write(most)
+    faults = [str(rise) for rise in limits.rises(by_case, most)]
+    faults += [f"{one.case}: no ceiling; `python -m benchmarks counts --write`" for one in found if one.case not in most]
+    faults += [
+        f"{one.case}: a {exact.CASES[one.case].unit} among eight times as many costs {one.growth:.2f} times as much CPU, of "
+        f"{limits.GROWTH:g} allowed: something grows with their number"
+        for one in found
+        if one.grows
+    ]
+    if faults:
+        raise click.ClickException("\n".join(("above the ceilings:", *faults, exact.WHAT_TO_DO)))
+
+
+@program.command(short_help="The longest step of each call that grows with a message.")
+@click.argument("words", nargs=-1, metavar="[WORDS]...")
+@click.option("--write", is_flag=True, help="Write the table into docs/explanation/costs.md.")
+@_json
+def costs(words: tuple[str, ...], write: bool, file: Path | None) -> None:
+    """Print the CPU milliseconds of the longest step of each call that grows with a message, at its limit and with the
+    worst input that is known: at most 1 ms on the loop, at most 50 ms in a thread. All calls, or those whose name has all
+    of WORDS. Takes about a minute, and 1 GiB of memory. Fails, with exit status 1, if a step is above its bound."""
+    if write and words:
+        raise click.UsageError("--write is for the whole table")
+    _explain()
+    found: list[tuple[steps.Step, float]] = []
+    beside = steps.floor()
+    for step in steps.steps():
+        if all(word in step.call for word in words):
+            found.append((step, steps.measured(step)))
+    beside = min(beside, steps.floor())
+    click.echo(report.table(steps.HEADS, [steps.cells(*one) for one in found], left=3))
+    _note(f"the floor, work that depends on the machine alone, takes {beside:.2f} ms; that of the bounds {steps.FLOOR:g}")
+    if file is not None:
+        rows = [dict(zip(steps.HEADS, steps.cells(*one), strict=True)) for one in found]
+        _write(file, floor=beside, costs=rows)
+    if write:
+        steps.write(found)
+    dear = [step.call for step, spent in found if not steps.holds(step, spent, beside)]
+    if dear:
+        raise click.ClickException(f"above the bound: {', '.join(dear)}")
+
+
+@program.command(short_help="This checkout beside another version, in turns.")
+@click.argument("commit")
 @click.argument("names", nargs=-1, metavar="[NAMES]...")
 @click.option("--seconds", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, help="Length of a round.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=15, show_default=True, help="Rounds of each.")
+@click.option("--keep", is_flag=True, help="Write the table into docs/reference/against-release.md.")
 @_json
-def against(checkout: Path, names: tuple[str, ...], seconds: float, rounds: int, file: Path | None) -> None:
-    """Run the server of CHECKOUT, such as a git worktree of the commit before, and that of this one in turns, and print
-    the cost of the change: the median of all pairs of rounds. Without NAMES, runs the workloads that a change must not make
-    more expensive."""
-    chosen = tuple(_chosen(names, WORKLOADS, "workload")) if names else WATCHED
-    _explain()
+def against(commit: str, names: tuple[str, ...], seconds: float, rounds: int, keep: bool, file: Path | None) -> None:
+    """Run the server of COMMIT and that of this checkout in turns, and print the cost of the change: the median of all
+    pairs of rounds, and the distance between their quartiles, in percent. COMMIT is a commit, a tag or a branch, for which
+    git makes a worktree that is removed afterwards; `release` for the last release; or a folder with a checkout. Without
+    NAMES, runs the workloads that a change must not make more expensive, in about a quarter of an hour."""
+    if keep and (names or commit != "release"):
+        raise click.UsageError("--keep is for the whole table against `release`: give no NAMES, and no other COMMIT")
+    chosen = tuple(_chosen(names, COMPARED, "workload")) if names else WATCHED
+    load = round(os.getloadavg()[0], 2)
+    rows: list[Change] = []
+    failures: list[str] = []
     try:
-        rows = changes(checkout, chosen, seconds=seconds, rounds=rounds, note=lambda text: click.echo(text, err=True))
-    except FAILURES as error:
+        with checkout(commit) as folder:
+            there, here = version(folder) or str(folder), version(ROOT) or str(ROOT)
+            _explain()
+            click.echo(f"there: {there}; here: {here}", err=True)
+            prepare(folder)
+            for name in chosen:
+                click.echo(f"measuring {name}", err=True)
+                try:
+                    rows.append(changed(folder, name, seconds=seconds, rounds=rounds))
+                except FAILURES as error:
+                    failures.append(str(error))
+                    _note(f"{name} failed")
+    except CheckoutError as error:
         raise click.ClickException(str(error)) from None
     click.echo(report.changes_table(rows))
     if file is not None:
-        _write(file, seconds=seconds, rounds=rounds, against=[asdict(row) for row in rows])
+        of_run: dict[str, Any] = {"seconds": seconds, "rounds": rounds, "there": there, "here": here, "load_average": load}
+        _write(file, **of_run, against=[asdict(row) for row in rows], failures=failures)
+    if failures:
+        raise click.ClickException("\n".join(failures))
+    if keep:
+        kept.write(rows, there=there, here=here, seconds=seconds, rounds=rounds, load=load)
 
 
 @program.command(short_help="Measure how long a good client waits beside a bad one.")

@@ -1,7 +1,8 @@
 """Good clients, which send one request after the other and wait for each answer: their waits beside another client's load.
 
 `python -m benchmarks.good PORT` runs all of them in one process. It sends a few requests that do not count, prints `ready`,
-reads a number of seconds from its input, sends requests for that time, and prints the waits as JSON.
+reads a number of seconds from its input, sends requests for that time, and prints the waits as JSON. With `--pid` they
+also tell how long the loop of that server worked while a request waited, whatever else the machine does meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import h2.connection
 import h2.events
 
 from benchmarks import requests
+from benchmarks.accounting import loop_seconds
 
 LIMIT = 0.25
 """Seconds that the 99th percentile of a good client's waits may be, at most."""
@@ -51,6 +53,9 @@ class Waits:
     failed: int = 0
     failures: tuple[str, ...] = ()
     """The first failures, in words."""
+    loop_p99: float = 0.0
+    """Seconds of CPU time of the server's loop while a request waited: the 99th percentile; 0 where nobody asked for it."""
+    loop_worst: float = 0.0
 
 
 class Client(Protocol):
@@ -146,38 +151,48 @@ CLIENTS: dict[str, Callable[[int, Fields], Client]] = {
 models `identity` and `tokens` of the benchmarks' server."""
 
 
-def asked(client: Client, until: float) -> Iterator[float]:
-    """Yields the wall time of each request in seconds, which includes opening a fresh connection."""
+def asked(client: Client, until: float, pid: int = 0, worked: list[float] | None = None) -> Iterator[float]:
+    """Yields the wall time of each request in seconds, which includes opening a fresh connection. The seconds that the loop
+    of the server `pid` worked meanwhile are added to `worked`."""
     while (began := time.monotonic()) < until:
+        before = loop_seconds(pid) if worked is not None else {}
         client.ask()
-        yield time.monotonic() - began
+        taken = time.monotonic() - began
+        if worked is not None:
+            after = loop_seconds(pid)
+            worked.append(max((after[loop] - before[loop] for loop in before if loop in after), default=0.0))
+        yield taken
         time.sleep(PAUSE)
 
 
-def summed(load: str, kind: str, waits: list[float], failures: Sequence[str] = ()) -> Waits:
-    """The median, 99th percentile and worst of the waits; 0 if nothing was answered."""
-    ordered = sorted(waits) or [0.0]
-    at = [ordered[min(len(ordered) * part // 100, len(ordered) - 1)] for part in (50, 99)]
+def summed(load: str, kind: str, waits: list[float], failures: Sequence[str] = (), worked: Sequence[float] = ()) -> Waits:
+    """The median, 99th percentile and worst of the waits, and of the loop's work; 0 if nothing was answered."""
+    ordered, loop = sorted(waits) or [0.0], sorted(worked) or [0.0]
     return Waits(
-        load=load, connection=kind, asked=len(waits), median=at[0], p99=at[1], worst=ordered[-1], failed=len(failures),
-        failures=tuple(failures[:_TOLD]),
+        load=load, connection=kind, asked=len(waits), median=_at(ordered, 50), p99=_at(ordered, 99), worst=ordered[-1],
+        failed=len(failures), failures=tuple(failures[:_TOLD]), loop_p99=_at(loop, 99), loop_worst=loop[-1],
     )  # fmt: skip
 
 
-def _persevering(kind: str, port: int, fields: Fields, seconds: float) -> Waits:
+def _at(ordered: list[float], percent: int) -> float:
+    return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
+
+
+def _persevering(kind: str, port: int, fields: Fields, seconds: float, pid: int) -> Waits:
     waits, failures, until = list[float](), list[str](), time.monotonic() + seconds
+    worked = list[float]()
     while time.monotonic() < until:
         began = time.monotonic()
         try:
             client = CLIENTS[kind](port, fields)
             try:
-                waits.extend(asked(client, until))
+                waits.extend(asked(client, until, pid, worked if pid else None))
             finally:
                 client.close()
         except FAILURES as error:
             failures.append(f"{error!r} after {time.monotonic() - began:.2f} s of this client")
             time.sleep(PAUSE)
-    return summed("", kind, waits, failures)
+    return summed("", kind, waits, failures, worked)
 
 
 def main() -> None:
@@ -185,6 +200,7 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--field", action="append", nargs=2, default=[], help="name and value of a field for each request")
     parser.add_argument("--kinds", default=",".join(CLIENTS))
+    parser.add_argument("--pid", type=int, default=0, help="the server, of which the loop's CPU time is told")
     given = parser.parse_args()
     fields, kinds = [(name, value) for name, value in given.field], [kind for kind in given.kinds.split(",") if kind]
     for kind in kinds:
@@ -197,7 +213,7 @@ def main() -> None:
     found: dict[str, Waits] = {}
 
     def ask(kind: str) -> None:
-        found[kind] = _persevering(kind, given.port, fields, seconds)
+        found[kind] = _persevering(kind, given.port, fields, seconds, given.pid)
 
     threads = [threading.Thread(target=ask, args=(kind,)) for kind in kinds]
     for thread in threads:

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from benchmarks.units import Case, repeated
-from protocols import strict_json
+from protocols.json import strict
 from protocols.v2.numbers import read_numbers
 from protocols.v2.tensors import from_json, to_json
 
@@ -49,7 +49,7 @@ def write_with_json(value: Any) -> bytes:
 def libraries() -> dict[str, tuple[Callable[[bytes], object], Callable[[Any], bytes]]]:
     """How each reads and writes; ours writes with msgspec."""
     return {
-        "strict_json": (partial(strict_json.loads, duplicates=False), msgspec.json.encode),
+        "strict_json": (partial(strict.loads, duplicates=False), msgspec.json.encode),
         "msgspec": (msgspec.json.decode, msgspec.json.encode),
         "json": (json.loads, write_with_json),
         "orjson": (orjson.loads, orjson.dumps),

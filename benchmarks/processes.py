@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -19,7 +18,7 @@ from typing import Any, final
 import trio
 
 from benchmarks import requests
-from benchmarks.accounting import cores, resident_bytes
+from benchmarks.accounting import children, cores, resident_bytes
 from benchmarks.comparison import load
 from benchmarks.load.plan import Kind, Measure
 from benchmarks.servers import EVERYWIRE, ROOT, Program, Running, started
@@ -93,15 +92,6 @@ def program(name: str, factory: str, *settings: str) -> Program:
     return Program(name=name, what=factory, arguments=tuple(arguments), health=b"/v2/health/ready")
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
-    return sorted(found)
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
@@ -125,7 +115,7 @@ def cost(case: Case, *, seconds: float, rounds: int) -> Cost:
         (child,) = children(other.pid)
         for _ in range(rounds):
             for name, server, pid in (("here", one, one.pid), ("front", other, other.pid), ("child", other, child)):
-                plan = replace(case.workload.plan(server, seconds=seconds, core=load_core), server=pid)
+                plan = replace(case.workload.plan(server, seconds=seconds, core=load_core), server=pid, alone=True)
                 result = load(replace(plan, answer=_ECHO if plan.kind is Kind.FRAMES else 0))
                 found[name].append(result.server_cpu / result.units * 1e6)
     medians = {name: statistics.median(values) for name, values in found.items()}

@@ -66,20 +66,18 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+CHANGE_HEADS = ("workload", "unit", "there", "here", "change %", "spread")
+
+
+def change_cells(row: Change) -> tuple[str, ...]:
+    """The figures of one workload in both checkouts, as CHANGE_HEADS names them."""
+    figures = (number(row.there), number(row.here), f"{row.percent:+.1f}", f"{row.spread:.1f}")
+    return row.workload, row.figure, *figures
+
+
 def changes_table(rows: Sequence[Change]) -> str:
     """A table of each workload's cost in both checkouts."""
-    head = ("workload", "unit", "there", "here", "change %", "lowest", "highest")
-    lines = [
-        (
-            row.workload,
-            row.figure,
-            number(row.there),
-            number(row.here),
-            *(f"{percent:+.1f}" for percent in (row.percent, min(row.percents), max(row.percents))),
-        )
-        for row in rows
-    ]
-    return table(head, lines, left=2)
+    return table(CHANGE_HEADS, [change_cells(row) for row in rows], left=2)
 
 
 def units_table(units: Sequence[Unit]) -> str:

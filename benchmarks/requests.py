@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import struct
 
+import numpy as np
+
+from gateway.client.questions import grpc_request
 from protocols.aws.bidi import CONTENT_TYPE, Completion, DataType, encode_part, encode_request_part
 
 HOST = b"127.0.0.1"
 INFER = b"/v2/models/identity/infer"
 INVOCATIONS = b"/invocations"
 WEBSOCKET = b"/invocations-bidirectional-stream"
+GRPC = b"/inference.GRPCInferenceService/"
 DUPLEX = b"/endpoints/echo/invocations-bidirectional-stream"
 TOKENS = 256
 PIECE = bytes(n * 7 & 255 for n in range(1024))
@@ -31,24 +35,33 @@ def infer_binary(count: int) -> bytes:
     return post(INFER, b"application/octet-stream", body, length)
 
 
-def infer_stream(count: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+def infer_stream(count: int) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
     """The fields and the body of `infer_binary` as HTTP/2 has them."""
     head, _, body = infer_binary(count).partition(b"\r\n\r\n")
     given = [line.split(b": ", 1) for line in head.split(b"\r\n")[2:]]
-    pseudo = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", HOST), (b":path", INFER)]
-    return [*pseudo, *((name.lower(), value) for name, value in given)], body
+    pseudo = ((b":method", b"POST"), (b":scheme", b"http"), (b":authority", HOST), (b":path", INFER))
+    return (*pseudo, *((name.lower(), value) for name, value in given)), body
 
 
-def infer_json(count: int) -> bytes:
+def infer_json(count: int, rows: int = 1) -> bytes:
     """A v2 infer request like `infer_binary`, with its numbers in JSON."""
-    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "data": [n / 8 for n in range(count)]}
+    data = [n % 1000 / 8 for n in range(rows * count)]
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [rows, count], "data": data}
     return post(INFER, b"application/json", json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
 
 
-def generate(tokens: int) -> bytes:
+def generate(tokens: int, model: str = "") -> bytes:
     """A request for that many tokens as JSON lines."""
     body = {"inputs": "hello", "parameters": {"max_new_tokens": tokens}, "stream": True}
-    return post(INVOCATIONS, b"application/json", json.dumps(body, separators=(",", ":")).encode())
+    path = b"/predictions/" + model.encode() if model else INVOCATIONS
+    return post(path, b"application/json", json.dumps(body, separators=(",", ":")).encode())
+
+
+def events(tokens: int, model: str) -> bytes:
+    """A request for that many tokens as server-sent events."""
+    asked = {"text_input": "hello", "parameters": {"max_new_tokens": tokens}}
+    path = b"/v2/models/%b/generate_stream" % model.encode()
+    return post(path, b"application/json", json.dumps(asked, separators=(",", ":")).encode())
 
 
 def upgrade() -> bytes:
@@ -86,3 +99,16 @@ DUPLEX_HEAD = (
     (b":method", b"POST"), (b":scheme", b"http"), (b":authority", HOST), (b":path", DUPLEX),
     (b"content-type", CONTENT_TYPE.encode()),
 )  # fmt: skip
+
+
+def call_head(method: str) -> tuple[tuple[bytes, bytes], ...]:
+    """The fields of a gRPC call of the inference service."""
+    return (
+        (b":method", b"POST"), (b":scheme", b"http"), (b":authority", HOST), (b":path", GRPC + method.encode()),
+        (b"te", b"trailers"), (b"content-type", b"application/grpc"),
+    )  # fmt: skip
+
+
+def call_message(count: int, model: str = "identity") -> bytes:
+    """A framed ModelInferRequest with one FP32 tensor of shape [1, count], raw."""
+    return grpc_request({"INPUT0": np.full((1, count), 0.125, np.float32)}, model)

@@ -7,16 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import trio
 
-from models.messages import Prompt, Token
+from benchmarks.alone.everywire_tokens import tokens as tokens
+from models.messages import Prompt
 
 FLOOD = "flood ".ljust(2000, ".")
 """The text of one token of `floods`."""
-
-
-async def tokens(prompt: Prompt) -> AsyncIterator[Token]:
-    """`max_new_tokens` tokens that cost nothing to make."""
-    for number in range(prompt.parameters.max_new_tokens):
-        yield Token(id=number, text=" token", log_prob=-0.5)
 
 
 async def floods(prompt: Prompt) -> AsyncIterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from typing import final
 from benchmarks.accounting import pin
 
 ROOT = Path(__file__).parent.parent
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
+"""Long, for a machine with other work; a server that ends before it serves is not waited for."""
 _STOP_SECONDS = 5.0
 _LOG_LINES = 20
 
@@ -40,6 +42,8 @@ class Program:
     linux_only: bool = False
     root: Path = ROOT
     """The checkout whose server it is."""
+    path: Path | None = None
+    """A folder of models that every checkout is to serve alike."""
 
     @property
     def missing(self) -> str:
@@ -50,7 +54,7 @@ class Program:
 _MODELS = {
     "echo": "models.library.echo:Echo",
     "identity": "models.library.tensors:identity",
-    "tokens": "benchmarks.served:tokens",
+    "tokens": "everywire_tokens:tokens",
 }
 _SETTINGS = (
     "bidi.default_model=echo",
@@ -59,25 +63,52 @@ _SETTINGS = (
     "websocket.ping_interval=3600",
     *(f"models.{name}.capacity=20000" for name in _MODELS),
 )
-_GATEWAY = (
-    "gateway", "--log-level", "warning", "--log-format", "text",
-    *(argument for name, factory in _MODELS.items() for argument in ("--model", f"{name}={factory}")),
-    *(argument for setting in _SETTINGS for argument in ("--set", setting)),
-)  # fmt: skip
+
+
+def _gateway(*settings: str, **models: str) -> tuple[str, ...]:
+    """The arguments of a server with these models in place of ours of the same names."""
+    chosen = (f"{name}={factory}" for name, factory in (_MODELS | models).items())
+    return (
+        "gateway", "--log-level", "warning", "--log-format", "text",
+        *(argument for model in chosen for argument in ("--model", model)),
+        *(argument for setting in (*_SETTINGS, *settings) for argument in ("--set", setting)),
+    )  # fmt: skip
+
+
+_PORT = ("--port", "{port}")
 _HEALTH = b"/v2/health/ready"
+_ALONE = Path(__file__).parent / "alone"
 
 EVERYWIRE = Program(
     name="everywire",
     what="python -m gateway with the models identity, echo and tokens",
-    arguments=(*_GATEWAY, "--port", "{port}"),
+    arguments=(*_gateway(), *_PORT),
     health=_HEALTH,
+    path=_ALONE,
 )
 EVERYWIRE_TLS = Program(
     name="everywire-tls",
     what="the same behind TLS, with a development certificate",
-    arguments=(*_GATEWAY, "--port", "-1", "--tls-port", "{port}", "--tls-dev", "--set", "tls.dev_dir={folder}"),
+    arguments=(*_gateway(), "--port", "-1", "--tls-port", "{port}", "--tls-dev", "--set", "tls.dev_dir={folder}"),
     tls=True,
+    path=_ALONE,
 )
+EVERYWIRE_PACED = Program(
+    name="everywire-paced",
+    what="the same with tokens 20 ms apart",
+    arguments=(*_gateway(tokens="everywire_tokens:paced"), *_PORT),
+    health=_HEALTH,
+    path=_ALONE,
+)
+EVERYWIRE_PROCESS = Program(
+    name="everywire-process",
+    what="the same with identity in a process of its own",
+    arguments=(*_gateway("models.identity.process.enabled=true"), *_PORT),
+    health=_HEALTH,
+    linux_only=True,
+    path=_ALONE,
+)
+OURS = (EVERYWIRE, EVERYWIRE_TLS, EVERYWIRE_PACED, EVERYWIRE_PROCESS)
 
 
 def floor(module: str, what: str, *, linux_only: bool = False) -> Program:
@@ -124,6 +155,7 @@ def started(program: Program, *, core: int | None = None) -> Iterator[Running]:
             process = subprocess.Popen(
                 [sys.executable, "-m", *given],
                 cwd=program.root,
+                env=_environment(program),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -137,6 +169,11 @@ def started(program: Program, *, core: int | None = None) -> Iterator[Running]:
             yield running
         finally:
             _end(process)
+
+
+def _environment(program: Program) -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if not name.startswith("EVERYWIRE_")}
+    return found if program.path is None else found | {"PYTHONPATH": str(program.path)}
 
 
 def free_port() -> int:

@@ -23,9 +23,8 @@ import h2.events
 from h2.settings import SettingCodes, Settings
 
 from benchmarks import requests
-from benchmarks.accounting import allow_descriptors, anonymous_bytes
+from benchmarks.accounting import allow_descriptors, anonymous_bytes, children
 from benchmarks.load.connections import LoadError
-from benchmarks.processes import children
 from benchmarks.servers import Program, Running, free_port, started
 from gateway.version import version as gateway_version
 

@@ -13,6 +13,8 @@ from benchmarks.servers import Program, Running
 _FRAME = requests.frame(requests.PIECE)
 _ECHO = len(requests.answer_frame(requests.PIECE))
 _MESSAGE = requests.duplex_message()
+_FIELDS, _BODY = requests.infer_stream(16)
+_CALL = requests.call_message(16)
 
 
 @final
@@ -30,6 +32,8 @@ class Workload:
     streams: int = 1
     in_flight: int = 1
     message: Callable[[], bytes]
+    head: tuple[tuple[bytes, bytes], ...] = ()
+    """HTTP/2: the fields of each request."""
     at_least: float = 0.0
     """Seconds that a round must last, at least, to mean anything."""
 
@@ -60,6 +64,7 @@ class Workload:
             streams=self.streams,
             in_flight=self.in_flight,
             message=self.message(),
+            head=self.head,
             answer=self._answer(server.program),
             seconds=max(seconds, self.at_least),
             ca=server.ca,
@@ -70,7 +75,9 @@ class Workload:
         match self.kind:
             case Kind.FRAMES:
                 return _ECHO
-            case Kind.DUPLEX if program.arguments in (servers.EVERYWIRE.arguments, servers.EVERYWIRE_TLS.arguments):
+            case Kind.DUPLEX if self.head is not requests.DUPLEX_HEAD:
+                return 0
+            case Kind.DUPLEX if program.arguments in {ours.arguments for ours in servers.OURS}:
                 return len(requests.duplex_answer())
             case Kind.DUPLEX:
                 return len(_MESSAGE)
@@ -102,7 +109,30 @@ WORKLOADS = {
             servers=(servers.EVERYWIRE, servers.HTTP2),
             connections=8,
             streams=8,
-            message=bytes,
+            message=lambda: _BODY,
+            head=_FIELDS,
+        ),
+        Workload(
+            name="grpc-unary",
+            what="ModelInfer, FP32 [1, 16] raw, 8 connections of 8 calls",
+            unit="call",
+            kind=Kind.STREAMS,
+            servers=(servers.EVERYWIRE, servers.HTTP2),
+            connections=8,
+            streams=8,
+            message=lambda: _CALL,
+            head=requests.call_head("ModelInfer"),
+        ),
+        Workload(
+            name="grpc-stream",
+            what="ModelStreamInfer, FP32 [1, 16] raw, 8 connections of 8 streams, one message on each",
+            unit="message",
+            kind=Kind.DUPLEX,
+            servers=(servers.EVERYWIRE, servers.HTTP2),
+            connections=8,
+            streams=8,
+            message=lambda: _CALL,
+            head=requests.call_head("ModelStreamInfer"),
         ),
         Workload(
             name="unary-json-16",
@@ -114,12 +144,39 @@ WORKLOADS = {
             message=lambda: requests.infer_json(16),
         ),
         Workload(
+            name="json-large",
+            what="v2 infer, FP32 [1000, 100] as JSON, one connection",
+            unit="request",
+            kind=Kind.UNARY,
+            servers=(servers.EVERYWIRE, servers.HTTP1),
+            message=lambda: requests.infer_json(100, rows=1000),
+            at_least=0.5,
+        ),
+        Workload(
+            name="process-tensor",
+            what="unary-64 with the model in a process of its own, beside our own without it",
+            unit="request",
+            kind=Kind.UNARY,
+            servers=(servers.EVERYWIRE_PROCESS, servers.EVERYWIRE),
+            connections=64,
+            message=lambda: requests.infer_binary(16),
+        ),
+        Workload(
             name="tokens-64",
             what="JSON lines, 256 tokens an answer, a chunk for each, 64 connections",
             unit="token",
             kind=Kind.TOKENS,
             servers=(servers.EVERYWIRE, servers.HTTP1),
             connections=64,
+            message=lambda: requests.generate(requests.TOKENS),
+        ),
+        Workload(
+            name="paced-256",
+            what="the same with tokens 20 ms apart, 256 connections, beside our own as fast as it can",
+            unit="token",
+            kind=Kind.TOKENS,
+            servers=(servers.EVERYWIRE_PACED, servers.EVERYWIRE),
+            connections=256,
             message=lambda: requests.generate(requests.TOKENS),
         ),
         Workload(
@@ -149,6 +206,7 @@ WORKLOADS = {
             connections=8,
             streams=32,
             message=lambda: _MESSAGE,
+            head=requests.DUPLEX_HEAD,
         ),
         Workload(
             name="duplex-pipe",
@@ -158,6 +216,7 @@ WORKLOADS = {
             servers=_DUPLEX,
             in_flight=128,
             message=lambda: _MESSAGE,
+            head=requests.DUPLEX_HEAD,
         ),
         Workload(
             name="duplex-pipe-tls",
@@ -167,6 +226,7 @@ WORKLOADS = {
             servers=(servers.EVERYWIRE_TLS, servers.EVERYWIRE),
             in_flight=128,
             message=lambda: _MESSAGE,
+            head=requests.DUPLEX_HEAD,
         ),
         Workload(
             name="large-16MiB",
@@ -186,6 +246,19 @@ WORKLOADS = {
             measure=Measure.HELD,
             connections=1000,
             message=lambda: _FRAME,
+            at_least=0.5,
+        ),
+        Workload(
+            name="idle-http2",
+            what="memory of an HTTP/2 stream that had one echo and is silent, over 25 connections of 40",
+            unit="stream",
+            kind=Kind.DUPLEX,
+            servers=(servers.EVERYWIRE, servers.HTTP2),
+            measure=Measure.HELD,
+            connections=25,
+            streams=40,
+            message=lambda: _MESSAGE,
+            head=requests.DUPLEX_HEAD,
             at_least=0.5,
         ),
         Workload(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import final
 
 import trio
 
 from gateway.gateway import Gateway
-from gateway.wires.asgi import Receive, Scope, Send
+from gateway.wires.asgi import Receive, Scope, Send, refuse_asgi
+
+log = logging.getLogger("gateway")
+
+NOT_ON_TRIO = (
+    "the gateway needs a server that runs on Trio, and this one does not: use hypercorn with --worker-class trio, or "
+    "gateway.hypercorn.serve (docs/reference/asgi.md); examples/under_uvicorn.py starts a gateway beside uvicorn"
+)
+"""The reason why nothing is served on asyncio, and the remedy."""
 
 
 @final
@@ -16,10 +25,10 @@ class ASGIApp:
 
         app = ASGIApp(Gateway(Config(listen=ListenConfig(port=-1)), models=[shout]))
 
-    The server must run on Trio, or a call raises RuntimeError. If this is the server's only application, it runs
-    `gateway.serve` from the server's lifespan startup to its shutdown, which drains. Mounted in another application, it
-    gets no lifespan events: that application must run `gateway.serve`. While `gateway.serve` does not run, the answer is
-    503.
+    The server must run on Trio; on another event loop its startup fails, and calls get 503. If this is the server's only
+    application, it runs `gateway.serve` from the server's lifespan startup to its shutdown, which drains. Mounted in another
+    application, it gets no lifespan events: that application must run `gateway.serve`. While `gateway.serve` does not run,
+    the answer is 503.
 
     ASGI cannot express everything that the gateway's own listeners do: docs/reference/asgi.md lists the differences.
     `wires.asgi.AnswerCut` tells the server of an answer that cannot be completed.
@@ -27,11 +36,18 @@ class ASGIApp:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self._told = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not _on_trio():
-            raise RuntimeError("this app needs Trio: use gateway.hypercorn.serve, or hypercorn with worker_class 'trio'")
         match scope["type"]:
+            case "lifespan" if not _on_trio():
+                await receive()  # "lifespan.startup"
+                await send({"type": "lifespan.startup.failed", "message": NOT_ON_TRIO})
+            case "http" | "websocket" if not _on_trio():
+                if not self._told:
+                    self._told = True
+                    log.error(NOT_ON_TRIO)
+                await refuse_asgi(scope, receive, send, NOT_ON_TRIO)
             case "lifespan":
                 await self._live(receive, send)
             case "http" | "websocket":

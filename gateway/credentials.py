@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Collection
 from typing import final
 from urllib.parse import unquote_plus
 
@@ -15,7 +16,8 @@ _VERIFIED_BY_A_MODEL = frozenset((b"authorization", b"x-amz-security-token", b"c
 """Fields that models in the process see only with `access.pass_credentials`, to verify their callers themselves."""
 _NEVER = frozenset((b"proxy-authorization", b"x-api-key"))
 _AUTHORIZATION, _API_KEY = b"authorization", b"x-api-key"
-_PROTOCOLS = b"sec-websocket-protocol"
+SUBPROTOCOL = b"sec-websocket-protocol"
+"""The field of the subprotocols that a WebSocket offers, and of the one that is chosen."""
 _KEY_PROTOCOL = b"everywire.key."
 """The prefix of a subprotocol that holds a key: browsers cannot send a header with a WebSocket."""
 _MEMBERS = frozenset(("x-amz-credential", "x-amz-signature", "x-amz-security-token"))
@@ -38,7 +40,7 @@ def shown_key(headers: Headers, *, beside: bool = False) -> bytes | None:
                 found.add(key)
         elif name == _API_KEY:
             named.add(value.strip(b" \t"))
-        elif name == _PROTOCOLS:
+        elif name == SUBPROTOCOL:
             found |= {offer.removeprefix(_KEY_PROTOCOL) for offer in _offers(value) if offer.startswith(_KEY_PROTOCOL)}
     if named and beside:
         found = named
@@ -69,14 +71,23 @@ def is_signed(authorization: bytes) -> bool:
     return authorization.startswith(_SIGNATURE)
 
 
-def real_protocols(headers: Headers) -> tuple[bytes, ...]:
-    """Returns the subprotocol to choose for a WebSocket that offers a key: the first that is not a key. Browsers fail if
-    none of those that they offer is chosen. Empty if no key is offered, or nothing else."""
-    offers = [offer for name, value in headers if name == _PROTOCOLS for offer in _offers(value)]
-    real = [offer for offer in offers if not offer.startswith(_KEY_PROTOCOL)]
-    if len(real) == len(offers):
-        return ()
-    return tuple(offer for offer in real[:1] if _TOKEN.fullmatch(offer))
+def offered_protocols(headers: Headers) -> list[bytes]:
+    """Returns the subprotocols that a WebSocket offers, in its order, without keys."""
+    return [offer for offer in _all_offers(headers) if _TOKEN.fullmatch(offer) and not offer.startswith(_KEY_PROTOCOL)]
+
+
+def chosen_protocol(headers: Headers, spoken: Collection[str]) -> str:
+    """Returns the subprotocol to choose for a WebSocket: the first of its offers that its model speaks; empty: none. If the
+    model names none and a key is offered, the first other one: browsers fail if none of their offers is chosen."""
+    offered = offered_protocols(headers)
+    if spoken:
+        return next((name for offer in offered if (name := offer.decode()) in spoken), "")
+    shows_key = any(offer.startswith(_KEY_PROTOCOL) for offer in _all_offers(headers))
+    return offered[0].decode() if offered and shows_key else ""
+
+
+def _all_offers(headers: Headers) -> list[bytes]:
+    return [offer for name, value in headers if name == SUBPROTOCOL for offer in _offers(value)]
 
 
 def _offers(protocols: bytes) -> list[bytes]:
@@ -102,10 +113,12 @@ class Door:
         for name, value in headers:
             if name in self._stopped or (name == _AUTHORIZATION and self._opens(value, headers)):
                 continue
-            if name == _PROTOCOLS and (self._keys or not self._passes):
+            if name == SUBPROTOCOL and (self._keys or not self._passes):
                 value = _without_keys(value)
                 if not value:
                     continue
+            if name == SUBPROTOCOL and (before := shown.get(SUBPROTOCOL.decode())):
+                value = b"%b, %b" % (before.encode("latin-1"), value)  # one list in several fields (RFC 6455 section 11.3.4)
             shown[name.decode("latin-1")] = value.decode("latin-1")
         return shown
 

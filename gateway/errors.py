@@ -9,6 +9,7 @@ from typing import ClassVar, final
 from models.errors import CallLost
 from protocols.content_coding import ACCEPTED
 from protocols.events import Headers
+from protocols.floods import Flood
 
 
 class Ending(enum.Enum):
@@ -44,7 +45,8 @@ class Refusal(enum.Enum):
     MEMORY = "memory"
     """The byte budget has no room for it, or is above `limits.memory_refuse`."""
     SHED = "memory-reset"
-    """It held the most memory while use was above `limits.memory_reset`, and was ended."""
+    """It held the most memory while use was above `limits.memory_reset`, or its upload stalled while others needed memory,
+    and was ended."""
     DRAINING = "draining"
     """The server is shutting down."""
     NOT_READY = "model-not-ready"
@@ -463,3 +465,11 @@ class TransportLost(Exception):
     def __init__(self, reason: str = "", *, left: bool = False) -> None:
         super().__init__(reason)
         self.left = left
+
+
+class TransportFlooded(TransportLost):
+    """The peer sent too much of what the transport itself reads: the connection is ended, as after a flood of frames."""
+
+    def __init__(self, flood: Flood, what: str) -> None:
+        super().__init__(f"too many {what}: {flood.count}")
+        self.flood = flood

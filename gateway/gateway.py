@@ -41,6 +41,7 @@ from gateway.errors import (
     ModelGivenUp,
 )
 from gateway.net.certificate import Certificate
+from gateway.net.tables import shrink, shrink_tables_of_trio
 from gateway.net.transport import StreamTransport
 from gateway.serving.acceptor import Acceptor
 from gateway.serving.access import ClientAccess
@@ -130,6 +131,7 @@ class Gateway:
         self.control = ModelControl(self.supervisor, self.repository, limits, config.lmi)
         self.router = Router(rows(config, self.supervisor, self.repository, self.control, draining=lambda: server.draining))
         self.access = ClientAccess(config, server, wall_clock)
+        server.beside = self.access.beside
         server.exchange_closed = self.access.around(server.exchange_closed)
         self.dispatcher = Dispatcher(server, self.router, self.observer, self.access, self.supervisor.explain)
         # exchanges call these directly, without a method of this class in between
@@ -170,8 +172,13 @@ class Gateway:
 
             from gateway.telemetry.spans import Spans
         except ModuleNotFoundError as e:
-            raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: pip install 'everywire[otel]'") from e
-        return Spans(provider or get_tracer_provider(), lambda exchange: self.router.path_of(exchange))
+            from gateway.telemetry.span_export import INSTALL
+
+            raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: {INSTALL}") from e
+        provider = provider or get_tracer_provider()
+        return Spans(
+            provider, lambda exchange: self.router.path_of(exchange), lambda exchange: self.router.is_health(exchange)
+        )
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -397,6 +404,25 @@ class Gateway:
         absent = [absent.full for absent in self.supervisor.unready]
         return ("draining", *absent) if self.draining else tuple(absent)
 
+    def rest(self) -> None:
+        """Gives back the room of its tables that a crowd has needed and that is empty now. Call it when there is little to
+        do, on the event loop."""
+        shrink(self.server.connections)
+        shrink(self.observer.live)
+        shrink(self.acceptor.arriving)
+        self.server.runner.rest()
+        self.server.pool.rest()
+        for worker in self.supervisor.workers.values():
+            for callers in (worker.slots.live, worker.slots.waiting):
+                shrink(callers)
+            shrink(worker.slots.lingering)
+        if self._metrics is not None:
+            self._metrics.tallies.rest()
+        if self.acceptor.poller is not None:
+            self.acceptor.poller.rest()
+        if self.acceptor.nursery is not None:
+            shrink_tables_of_trio(self.acceptor.nursery)
+
     @property
     def live(self) -> list[Exchange]:
         """The exchanges that have begun and not ended, the oldest first. Callers must not change them."""
@@ -430,6 +456,7 @@ class Gateway:
                 self.observer,
                 arriving=self.acceptor.arriving,
                 lag=self.timer.lag,
+                starved=self.timer.starved,
                 blocks=self.timer.blocks,
                 access=self.access,
             )

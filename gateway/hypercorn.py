@@ -14,10 +14,12 @@ from h2.events import Event, PriorityUpdated, RequestReceived, StreamReset
 from h2.exceptions import ProtocolError
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData
+from hypercorn.events import Event as HypercornEvent
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.events import Response, StreamClosed
 from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, BUFFER_LOW_WATER, BufferCompleteError, H2Protocol, StreamBuffer
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio import run
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.utils import wrap_app
@@ -205,7 +207,48 @@ class _Protocol(ProtocolWrapper):
     handle = _with(ProtocolWrapper.handle, H2Protocol=_HTTP2)
 
 
+class _Refused(Exception):
+    """A request of another version was refused, and its connection closed."""
+
+
+class _HTTP1(H11Protocol):
+    """HTTP/1.1 alone. A request that asks for `h2c` is answered as if it had not (RFC 9110 section 7.8); the preface of
+    HTTP/2 is refused, so that none of its frames is read."""
+
+    websockets = True
+
+    async def _check_protocol(self, event: Any) -> None:
+        if event.http_version not in (b"1.0", b"1.1"):
+            await self._send_error_response(505)
+            await self.send(Closed())
+            raise _Refused
+
+    async def _create_stream(self, request: Any) -> None:
+        if not self.websockets:
+            fields = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            request = type(request)(
+                method=request.method, target=request.target, headers=fields, http_version=request.http_version
+            )  # fmt: skip
+        await super()._create_stream(request)
+
+
+class _HTTP1Only(_HTTP1):
+    websockets = False
+
+
+class _Protocol1(ProtocolWrapper):
+    __init__ = _with(ProtocolWrapper.__init__, H11Protocol=_HTTP1)
+
+    async def handle(self, event: HypercornEvent) -> None:
+        with suppress(_Refused):
+            await super().handle(event)
+
+
 @final
+class _Protocol1Only(_Protocol1):
+    __init__ = _with(ProtocolWrapper.__init__, H11Protocol=_HTTP1Only)
+
+
 class Connection(TCPServer):
     """One connection of `serve`, for callers that accept connections themselves."""
 
@@ -231,6 +274,20 @@ class Connection(TCPServer):
 
     def _tell(self, error: Exception) -> None:
         log.error("connection failed", extra={"server": "hypercorn"}, exc_info=error)
+
+
+@final
+class HTTP1Connection(Connection):
+    """One connection that knows HTTP/1.1 and WebSockets alone."""
+
+    _run = _with(TCPServer.run, ProtocolWrapper=_Protocol1)
+
+
+@final
+class HTTP1OnlyConnection(Connection):
+    """One connection that knows HTTP/1.1 alone: a request for a WebSocket is answered as any other."""
+
+    _run = _with(TCPServer.run, ProtocolWrapper=_Protocol1Only)
 
 
 _worker_serve = _with(run.worker_serve, TCPServer=Connection)

@@ -43,6 +43,7 @@ class MemoryAccount:
         used = budget.used + n
         if used > self._plenty:
             if self.held >= self.share or not budget.try_reserve(n):
+                budget.wanted = self
                 return False
         else:
             budget.used = used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import typing
 from collections.abc import (
     AsyncGenerator,
@@ -26,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from models.annotations import hints_of, input_specs, is_named_tuple, output_specs, unaliased
-from models.blocking import codec_threads, in_thread, iterate_steps, run_step, step_holder
-from models.errors import ModelError
+from models.annotations import hints_of, input_specs, is_named_tuple, output_specs, text_inputs, unaliased
+from models.blocking import codec_threads, in_thread, iterate_steps, run_step, step_holder, throw
+from models.errors import BAD_INPUTS, ModelError
 from models.messages import (
     BytesTensor,
     Family,
@@ -44,7 +45,8 @@ from models.messages import (
 )
 from models.rows import elements_of
 from models.session import Channel, Session
-from models.spec import DECLARED, MARK, Load, Model, ModelSpec, TensorSpec
+from models.spec import DECLARED, MARK, Load, Model, ModelSpec, TensorSpec, context_of
+from models.tracebacks.frames import blamed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,6 +58,7 @@ _SHORT = 64 * 1024  # bytes that are quick to copy
 _LONG = 2 * 1024 * 1024  # bytes whose copying would delay the loop
 _ROWS = 64  # numbers in a list that is converted on the loop
 _OBJECT = 64  # bytes of memory that an element takes beyond its content
+_WIDEST = 256 * 1024 * 1024  # bytes of an array of str_, of several elements
 
 _FAMILY_OF: dict[Any, Family] = {
     Prompt: Family.TEXT,
@@ -128,7 +131,9 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
         )
     if found is Family.TENSOR and takes is not InferRequest:
         by_position = _by_position(thing)
-        return _PerMessage(thing, fn, found, _arrays_of(by_position, input_specs(name, by_position, hints))), found
+        inputs = input_specs(name, by_position, hints)
+        texts = text_inputs([spec.name for spec in inputs], hints)
+        return _PerMessage(thing, fn, found, _arrays_of(by_position, inputs), texts), found
     if len(parameters) > 1:
         raise TypeError(f"{name}: a model takes one message; give {_listed(parameters[1:])} a default")
     arguments = _text_of if takes is str else _bytes_of if takes is bytes else _message_itself
@@ -136,6 +141,8 @@ def adapt(thing: Any, *, family: Family | None = None) -> tuple[Model, Family]:
 
 
 _Channel: TypeAlias = Channel[Any, Any]
+_Texts: TypeAlias = Mapping[str, np.dtype[Any]]
+_NO_TEXTS: _Texts = {}
 _Arguments: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 
@@ -146,11 +153,11 @@ class _PerMessage:
     The function never sees the session, so nothing else receives or sends meanwhile, and the channel is used directly.
     """
 
-    def __init__(self, thing: Any, fn: Any, family: Family, arguments: _Arguments) -> None:
-        self._call, self._family, self._arguments = thing, family, arguments
+    def __init__(self, thing: Any, fn: Any, family: Family, arguments: _Arguments, texts: _Texts = _NO_TEXTS) -> None:
+        self._call, self._family, self._arguments, self._texts = thing, family, arguments, texts
         self._whole = _WHOLE[family]
         self._tensors = family is Family.TENSOR
-        self._measure = _MEASURES.get(arguments, elements_of)
+        self._measure = partial(_texts_of, texts) if texts else _MEASURES.get(arguments, elements_of)
         """Returns the elements and bytes to be made of a message before the function gets it. None: there are never any."""
         self._kind: Callable[[_Channel, Any, Callable[[], None]], Awaitable[None]] = (
             self._async_generator if inspect.isasyncgenfunction(fn)
@@ -163,6 +170,7 @@ class _PerMessage:
         self.parameters = getattr(thing, "parameters", None)
         self.chat_template = getattr(thing, "chat_template", None)
         self.count_tokens = getattr(thing, "count_tokens", None)
+        self.context = context_of(thing)
 
     async def __call__(self, session: Session[Any, Any]) -> None:
         channel, measure = session.channel, self._measure
@@ -179,20 +187,32 @@ class _PerMessage:
     async def _convert_and_call(self, channel: _Channel, message: Any, elements: int, size: int) -> None:
         """Calls the function with objects made of the message: `elements` of them, of `size` bytes. Their memory is reserved
         before, and as long as the function has them."""
-        give_back = step_holder().reserve(_OBJECT * elements + size)
-        if self._threads and self._kind in (self._function, self._generator):
+        holder = step_holder()
+        reserved = [holder.reserve(_OBJECT * elements + size)]
+
+        def give_back() -> None:
+            while reserved:
+                reserved.pop()()
+
+        threads = self._threads and self._kind in (self._function, self._generator)
+        if threads and not self._texts:
             await self._kind(channel, message, give_back)  # converted in its thread
             return
         try:
-            steps = _convert(message)
-            if elements <= AT_ONCE and size <= _LONG:
-                message = _all_of(steps)
-            else:
-                while (made := await in_thread(partial(_next, steps), limiter=codec_threads())) is None:
-                    pass
-                message = made
-            await self._kind(channel, message, _nothing)
-        finally:
+            # an array of str_ is as wide everywhere as its longest element
+            here = elements <= AT_ONCE and size * (1 + 4 * elements if self._texts else 1) <= _LONG
+            steps = _convert(message, self._texts)
+            while type(made := _next(steps) if here else await _next_beside(steps)) is int:
+                if made:
+                    reserved.append(holder.reserve(made))
+            if not threads:
+                await self._kind(channel, made, _nothing)
+        except BaseException:
+            give_back()
+            raise
+        if threads:
+            await self._kind(channel, made, give_back)
+        else:
             give_back()
 
     async def _coroutine(self, channel: _Channel, message: Any, ended: Callable[[], None]) -> None:
@@ -220,7 +240,7 @@ class _PerMessage:
     def _ready(self, message: Any) -> Any:
         if self._measure is None or self._measure(message) is None:
             return message
-        return _all_of(_convert(message))
+        return _all_of(_convert(message, self._texts))
 
     async def _message_beside(self, item: Any) -> Any:
         """The message for an item whose conversion takes long."""
@@ -290,10 +310,8 @@ class _PerMessage:
                     return Part(data=item)
         if isinstance(item, self._whole):
             return item
-        raise TypeError(
-            f"a {self._family.value} model answers with {_ANSWERS[self._family]}, and a generator yields them; "
-            f"this one gave {type(item).__name__}"
-        )
+        said = f"a {self._family.value} model answers with {_ANSWERS[self._family]}, and a generator yields them"
+        throw(blamed(TypeError(f"{said}; this one gave {type(item).__name__}"), self._call))
 
 
 def _try_send_of(channel: _Channel) -> Callable[[Any], bool]:
@@ -327,11 +345,33 @@ _MEASURES: Mapping[Any, Callable[[Any], tuple[int, int] | None] | None] = {
 }  # fmt: skip
 
 
-def _convert(message: Any) -> Generator[None, None, Any]:
+def _texts_of(texts: _Texts, message: InferRequest) -> tuple[int, int] | None:
+    """Does `elements_of` for a function that takes some inputs as text. Beyond AT_ONCE elements, the bytes of those that are
+    objects already are not counted: they are converted in a thread in any case."""
+    elements, size = elements_of(message) or (0, 0)
+    found = [given for tensor in message.inputs if tensor.name in texts and not _is_text(given := _given(tensor))]
+    if not found:
+        return (elements, size) if elements else None
+    elements += sum([given.size for given in found])
+    if elements <= AT_ONCE:
+        size += sum([sum(map(len, given.reshape(-1).tolist())) for given in found if isinstance(given, np.ndarray)])
+    return elements, size
+
+
+def _given(tensor: Tensor) -> Any:
+    return tensor.given if type(tensor) is BytesTensor else tensor.data
+
+
+def _is_text(given: Any) -> bool:
+    """True unless they are bytes, or objects, that text must be made of."""
+    return isinstance(given, np.ndarray) and given.dtype.kind not in "OS"
+
+
+def _convert(message: Any, texts: _Texts = _NO_TEXTS) -> Generator[int, None, Any]:
     """Makes a separate message for the function, in steps of a few milliseconds, and returns it. The received message is
-    unchanged."""
+    unchanged. It yields the bytes of memory that the next step takes beyond what `_measure` said."""
     if isinstance(message, Part):
-        yield
+        yield 0
         return msgspec.structs.replace(message, data=bytes(message.data))
     inputs = []
     for tensor in message.inputs:
@@ -339,26 +379,76 @@ def _convert(message: Any) -> Generator[None, None, Any]:
             given = tensor.given
             if not isinstance(given, np.ndarray) and not given.made:
                 flat = np.empty(given.size, object)
-                yield from given.fill(flat)
+                for _ in given.fill(flat):
+                    yield 0
                 flat.setflags(write=False)
                 tensor = msgspec.structs.replace(tensor, data=flat.reshape(given.shape))
+        if tensor.name in texts and not _is_text(tensor.data):
+            data = yield from _as_texts(tensor, texts[tensor.name])
+            tensor = Tensor(
+                name=tensor.name, data=data, datatype=tensor.datatype, parameters=tensor.parameters, whole=tensor.whole
+            )
         inputs.append(tensor)
     return msgspec.structs.replace(message, inputs=tuple(inputs))
 
 
-def _all_of(steps: Generator[None, None, Any]) -> Any:
-    while (made := _next(steps)) is None:
+_is_ascii = operator.methodcaller("isascii")
+
+
+def _as_texts(tensor: Tensor, dtype: np.dtype[Any]) -> Generator[int, None, npt.NDArray[Any]]:
+    """The array of a tensor's elements as text. ModelError if one is not UTF-8, or is no value of the dtype."""
+    flat, count, texts = tensor.data.reshape(-1), tensor.data.size, list[str]()
+    for start in range(0, count, STEP):
+        items = flat[start : start + STEP].tolist()
+        yield sum(map(len, items)) * (1 if all(map(_is_ascii, items)) else 4)
+        try:
+            texts += [item.decode() if type(item) is bytes else item for item in items]
+        except UnicodeDecodeError as e:
+            at = start + next(i for i, item in enumerate(items) if type(item) is bytes and item == e.object)
+            raise _not_text(tensor, f"element {at} is not UTF-8: {e.reason} at byte {e.start}") from None
+    step = STEP
+    if dtype.kind == "U":  # each element takes as much memory as the longest
+        longest = max(map(len, texts), default=0) or 1
+        size = 4 * longest * count
+        if size > _WIDEST and count > 1:
+            raise _not_text(
+                tensor,
+                f"numpy's str_ takes {size} bytes for {count} elements as long as the longest, of {longest} characters, "
+                f"and at most {_WIDEST} are made; a model that is annotated with StringDType takes them",
+            )
+        if (cut := next((i for i, text in enumerate(texts) if text.endswith("\0")), None)) is not None:
+            raise _not_text(tensor, f"element {cut} ends with a NUL character, which numpy's str_ leaves out")
+        dtype, step = np.dtype(f"U{longest}"), max(1, min(STEP, _LONG // (4 * longest)))
+    yield count * dtype.itemsize
+    made = np.empty(count, dtype)
+    for start in range(0, count, step):
+        made[start : start + step] = texts[start : start + step]
+        yield 0
+    made.setflags(write=False)
+    return made.reshape(tensor.data.shape)
+
+
+def _not_text(tensor: Tensor, why: str) -> ModelError:
+    return ModelError(f"input {tensor.name[:60]!r} is text for the model: {why}", code=BAD_INPUTS, status=400)
+
+
+def _all_of(steps: Generator[int, None, Any]) -> Any:
+    while type(made := _next(steps)) is int:
         pass
     return made
 
 
-def _next(steps: Generator[None, None, Any]) -> Any:
-    """Runs one step. Returns the message after the last step, and None before."""
+def _next(steps: Generator[int, None, Any]) -> Any:
+    """Runs one step. Returns the message after the last step, and a number of bytes before."""
     try:
-        next(steps)
+        return next(steps)
     except StopIteration as end:
         return end.value
-    return None
+
+
+async def _next_beside(steps: Generator[int, None, Any]) -> Any:
+    """Does `_next` in a thread."""
+    return await in_thread(partial(_next, steps), limiter=codec_threads(), expected=(ModelError,))
 
 
 def _nothing() -> None:
@@ -378,7 +468,7 @@ def _arrays_of(parameters: Iterable[inspect.Parameter], inputs: Iterable[TensorS
         if given.keys() != required and not required <= given.keys() <= optional.keys():
             wanted = [f"{name} (optional)" if may_miss else name for name, may_miss in optional.items()]
             text = f"expected inputs {_listed(wanted)}; got {_listed(given)}"
-            raise ModelError(text[:200], code="BadInputs", status=400)
+            raise ModelError(text[:200], code=BAD_INPUTS, status=400)
         return tuple([given.get(name, default) for name, default in order])
 
     return arrays
@@ -406,24 +496,30 @@ _ANSWERS = {
 
 def _tensor(name: str, value: Any) -> Tensor:
     data = np.asarray(value)
-    if data.dtype.kind in "SU":
-        data = _objects(data)  # the form of BYTES
+    if data.dtype.kind in "SUT":
+        data = _objects(name, data)  # the form of BYTES
     return Tensor(name=name, data=data)
 
 
-def _objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The texts of an array as objects of type `bytes`, made in steps of a few milliseconds."""
-    text, flat, objects = array.dtype.kind == "U", array.reshape(-1), np.empty(array.size, object)
+def _objects(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The texts of an array as objects of type `bytes`, made in steps of a few milliseconds. ModelError for an element of a
+    StringDType that is missing."""
+    text, flat, objects = array.dtype.kind != "S", array.reshape(-1), np.empty(array.size, object)
     for start in range(0, array.size, STEP):
         items = flat[start : start + STEP].tolist()
-        objects[start : start + STEP] = [item.encode() for item in items] if text else items
+        if text:
+            if array.dtype.kind == "T" and (missing := [i for i, item in enumerate(items) if not isinstance(item, str)]):
+                at = f"element {start + missing[0]} of a StringDType is missing (na_object): give it a text"
+                raise ModelError(f"output {name[:60]!r}: {at}", code="BadOutput", status=500)
+            items = [item.encode() for item in items]
+        objects[start : start + STEP] = items
     return objects.reshape(array.shape)
 
 
 def _is_long(item: Any) -> bool:
     """True if an answer has too many elements to examine on the event loop."""
     if type(item) is np.ndarray:
-        return item.dtype.kind in "SU" and item.size > AT_ONCE
+        return item.dtype.kind in "SUT" and item.size > AT_ONCE
     if isinstance(item, Mapping):
         return any(map(_is_long, item.values()))
     if isinstance(item, list | tuple):  # rows that become an array, unless they have names

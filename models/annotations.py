@@ -40,6 +40,17 @@ def input_specs(owner: str, parameters: Iterable[inspect.Parameter], hints: Mapp
     return tuple(found)
 
 
+def text_inputs(names: Iterable[str], hints: Mapping[str, Any]) -> dict[str, np.dtype[Any]]:
+    """The dtype of each input whose annotation is an array of text: numpy's str_, or a StringDType."""
+    found = {}
+    for name in names:
+        array = unaliased(hints.get(name))
+        dtype = _dtype_of(typing.get_args(array)[1:]) if _is_array(array) else None
+        if dtype is not None and dtype.kind in "UT":
+            found[name] = dtype
+    return found
+
+
 def output_specs(owner: str, hint: Any) -> tuple[TensorSpec, ...] | None:
     """The outputs that a return annotation declares: an array is OUTPUT0, a number is OUTPUT0 without dimensions, and a
     TypedDict or a NamedTuple has its own names. None if the annotation does not tell, or if an output may be missing.
@@ -127,11 +138,11 @@ def _is_array(hint: Any) -> bool:
 
 def _spec(owner: str, name: str, hint: Any, *, optional: bool = False) -> TensorSpec:
     array, shape = _taken_apart(hint)
-    axes, dtype = (*typing.get_args(array), None, None)[:2] if _is_array(array) else (None, None)
+    axes, *rest = typing.get_args(array) or (None,) if _is_array(array) else (None,)
     try:
         return TensorSpec(
             name=name,
-            datatype=_datatype(dtype),
+            datatype="" if (dtype := _dtype_of(rest)) is None else datatype_of(dtype),
             shape=_open_shape(axes) if shape is None else tuple(shape),
             optional=optional,
         )
@@ -145,8 +156,19 @@ def _open_shape(axes: Any) -> tuple[int, ...] | None:
     return (-1,) * len(sizes) if typing.get_origin(axes) is tuple and Ellipsis not in sizes else None
 
 
-def _datatype(dtype: Any) -> str:
-    scalar = next(iter(typing.get_args(dtype)), None)
-    if not inspect.isclass(scalar) or not issubclass(scalar, np.generic) or scalar in _ABSTRACT:
-        return ""
-    return datatype_of(np.dtype(scalar))
+def _dtype_of(said: Iterable[Any]) -> np.dtype[Any] | None:
+    """The dtype in an array's annotation, which says it as `np.dtype[scalar]`, as a class of dtypes such as
+    `np.dtypes.StringDType`, or as a dtype. None if that is open."""
+    for dtype in said:
+        scalar: Any = next(iter(typing.get_args(dtype)), dtype)
+        if isinstance(scalar, np.dtype):
+            return scalar
+        if not inspect.isclass(scalar):
+            return None
+        if scalar is str or (issubclass(scalar, np.generic) and scalar not in _ABSTRACT):
+            return np.dtype(scalar)
+        if issubclass(scalar, np.dtype) and scalar is not np.dtype:
+            make: Any = scalar
+            found: np.dtype[Any] = np.dtype(make.type) if issubclass(make.type, np.generic) else make()
+            return found
+    return None

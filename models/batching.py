@@ -30,7 +30,7 @@ from typing import Any, Protocol, final
 import trio
 
 from models.blocking import Step, StepHolder, Steps, detached, run_step, set_step_holder, step_holder, throw
-from models.errors import CallLost, ModelError, is_failure, is_out_of_memory, leaves
+from models.errors import BAD_INPUTS, CallLost, ModelError, is_failure, is_out_of_memory, leaves
 from models.messages import InferRequest, InferResponse
 from models.rows import Rows, elements_of, rows_of, size_of
 from models.session import Call, Session
@@ -499,7 +499,8 @@ class Batcher:
     def _failed(self, run: _Run, error: BaseException) -> None:
         together = len(run.members)
         members = self._told(run)
-        if together == 1 or run.lied or not self._batching.retry or isinstance(error, CallLost):
+        again = self._batching.retry or (isinstance(error, ModelError) and error.code == BAD_INPUTS)
+        if together == 1 or run.lied or not again or isinstance(error, CallLost):
             for waiting in members:
                 waiting.fail(error if together == 1 else _anew(error, together))
             return
@@ -570,9 +571,19 @@ def _anew(error: BaseException, together: int) -> Exception:
         found = type(error)(str(error))
     else:
         kind = MemoryError if is_out_of_memory(error) else RuntimeError
-        found = kind(f"the call of a batch of {together} requests raised {type(error).__name__}")
+        found = kind(f"the call of a batch of {together} requests raised {_text(error)}")
     found.__cause__ = error
     return found
+
+
+def _text(error: BaseException) -> str:
+    try:
+        said = str(error)
+    except Exception:  # `__str__` is the author's own code
+        said = ""
+    if said and getattr(error, "kind_there", ""):
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _unloaded(spec: ModelSpec) -> RuntimeError:

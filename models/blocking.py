@@ -22,6 +22,8 @@ import trio
 
 from models.continuations import Continuations
 from models.errors import ModelError, ModelExit, cancelled, set_cancelled
+from models.tracebacks.frames import folded
+from models.tracebacks.text import keep_frames
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -31,9 +33,7 @@ E = TypeVar("E", bound=BaseException)
 # the call alive, even a body of 1 GiB, until the garbage collector runs. So do `__cause__` and `__context__`, whatever `from
 # None` hides. An exception therefore leaves a thread without tracebacks.
 
-_TEXT = 16 * 1024  # characters of a traceback that are kept, the innermost
 _STACK = 4000  # characters of a stack
-_IN_ITS_THREAD = "In its thread:\n"
 
 
 class Loop(Protocol):
@@ -213,10 +213,10 @@ def caught(call: Callable[[], T], expected: tuple[type[BaseException], ...] = ()
 
 def detached(error: E, expected: tuple[type[BaseException], ...] = (BaseException,)) -> E:
     """Removes the tracebacks of the exception, its causes and contexts, and a group's members, and returns it: it keeps no
-    frame alive. If it is not `expected`, the text of its traceback is added as a note."""
+    frame alive. If it is not `expected`, a note of each has its traceback as text."""
     if not isinstance(error, expected):
         with suppress(Exception):
-            _note(error)
+            keep_frames(error)
     waiting: list[BaseException] = [error]
     seen = set[int]()
     while waiting:
@@ -238,14 +238,6 @@ def throw(error: BaseException) -> NoReturn:
         raise error
     finally:
         del error
-
-
-def _note(error: BaseException) -> None:
-    # an exception that is raised repeatedly, such as a constant, gets only one note
-    notes = [note for note in getattr(error, "__notes__", ()) if not str(note).startswith(_IN_ITS_THREAD)]
-    error.__notes__ = notes
-    text = "".join(traceback.format_exception(error))[-_TEXT:]
-    error.__notes__ = [*notes, f"{_IN_ITS_THREAD}{text}"]
 
 
 log = logging.getLogger("models.blocking")
@@ -327,8 +319,8 @@ class Step:
 def stack_of(steps: Iterable[Step]) -> str:
     """The innermost lines of the current stacks of these steps' threads; nothing for a step that is over."""
     frames = sys._current_frames()
-    stacks = ["".join(traceback.format_stack(frames[step.thread])) for step in steps if step.thread in frames]
-    return "\n".join(stacks)[-_STACK:]
+    stacks = [traceback.extract_stack(frames[step.thread]) for step in steps if step.thread in frames]
+    return "\n\n".join("\n".join(folded(stack)) for stack in stacks)[-_STACK:]
 
 
 def _nothing() -> None:

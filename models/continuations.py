@@ -3,7 +3,7 @@
 It stands between a session and the wire's encoder. The model may send anything, for any time:
 
 - A sequence ends at its `max_new_tokens`, at the first of its stop sequences, or when the model ends it. Later messages
-  for it are dropped.
+  for it are dropped. With a `max_new_tokens` of 0 nothing but the prompt's tokens passes.
 - If the gateway itself has ended all sequences, or the model goes on after the end of all, the model is cancelled: its call
   runs inside `scope`. That is not an error, and the answer is complete.
 
@@ -67,6 +67,91 @@ class Matcher:
 
 
 @final
+class _Words:
+    """Tells which of several words the end of a text matches, at the same cost for one word and for many (Aho and Corasick
+    1975).
+
+    A place is a number that the caller keeps, so many texts can share the words. It stands for the longest prefix of a word
+    that the text ends with; 0 is the place of a text that ends with none. A place is made when a text first comes to it: a
+    long word costs nothing before it is matched.
+    """
+
+    __slots__ = ("_ahead", "_complete", "_depths", "_shorter")
+
+    def __init__(self, words: Collection[str]) -> None:
+        """`words` must not be empty strings."""
+        self._depths = [0]
+        self._shorter = [0]
+        """For each place that of the longest shorter prefix of a word that such a text ends with."""
+        self._complete: list[str | None] = [None]
+        """For each place the longest word that such a text ends with."""
+        self._ahead: list[dict[str, int | list[str]]] = [{}]
+        """For each place and next character the place behind it, or the words of one that is not made yet."""
+        for word in words:
+            self._lead(0, word)
+
+    def _lead(self, place: int, word: str) -> None:
+        words = self._ahead[place].setdefault(word[self._depths[place]], [])
+        assert isinstance(words, list)
+        words.append(word)
+
+    def starts(self, text: str) -> bool:
+        """True if a character of the text begins a word."""
+        return not self._ahead[0].keys().isdisjoint(text)
+
+    def depth(self, place: int) -> int:
+        """The length of the prefix that a place stands for."""
+        return self._depths[place]
+
+    def complete(self, place: int) -> str | None:
+        """The longest word that a text at this place ends with."""
+        return self._complete[place]
+
+    def incomplete(self, place: int) -> int:
+        """The place of the longest prefix that is not a whole word, or is more than one."""
+        while place and not self._ahead[place]:
+            place = self._shorter[place]
+        return place
+
+    def step(self, place: int, character: str) -> int:
+        """The place behind a character."""
+        while (ahead := self._ahead[place].get(character)) is None:
+            if not place:
+                return 0
+            place = self._shorter[place]
+        return ahead if isinstance(ahead, int) else self._made(place, character)
+
+    def _made(self, place: int, character: str) -> int:
+        """The place behind a character, made with those of all shorter prefixes that are not made yet."""
+        made: list[tuple[int, list[str]]] = []
+        while True:
+            ahead = self._ahead[place].get(character)
+            if isinstance(ahead, int):
+                shorter = ahead
+                break
+            if ahead is not None:
+                made.append((len(self._depths), ahead))
+                self._ahead[place][character] = len(self._depths)
+                self._depths.append(self._depths[place] + 1)
+                self._ahead.append({})
+                self._shorter.append(0)
+                self._complete.append(None)
+            if not place:
+                shorter = 0
+                break
+            place = self._shorter[place]
+        for number, words in reversed(made):
+            self._shorter[number], self._complete[number] = shorter, self._complete[shorter]
+            for word in words:
+                if len(word) == self._depths[number]:
+                    self._complete[number] = word
+                else:
+                    self._lead(number, word)
+            shorter = number
+        return shorter
+
+
+@final
 class Stops:
     """Watches the text of one sequence for its stop sequences. Models that end their texts themselves can use it; the
     gateway uses it for all others.
@@ -74,20 +159,17 @@ class Stops:
     The stop sequence that is complete first ends the text; if several are complete at the same character, the longest one
     does. Unless stop sequences are `included`, the longest end of the text that may begin one is held back until more text
     decides. A text that cannot begin one is never late. `feed` takes the text as it comes; `rest` gives the held-back text
-    when no more comes. A character costs one step for each stop sequence, whatever their lengths.
+    when no more comes. A character costs one step, however many stop sequences there are and whatever their lengths.
     """
 
-    __slots__ = ("_firsts", "_held", "_included", "_longest", "_matched", "_matchers", "_stops", "met")
+    __slots__ = ("_held", "_included", "_place", "_words", "met")
 
     def __init__(self, stops: Collection[str], *, included: bool) -> None:
         """`included`: True if the text includes the stop sequence that ends it. ValueError for an empty stop sequence."""
         if not all(stops):
             raise ValueError("a stop sequence must have at least one character")
-        self._stops = tuple(stops)
-        self._matchers = [Matcher(stop) for stop in stops]
-        self._matched = [0] * len(stops)
-        self._longest = 0  # the longest prefix of a stop sequence that the text ends with
-        self._firsts = frozenset([stop[0] for stop in stops])
+        self._words = _Words(stops)
+        self._place = 0
         self._included = included
         self._held = ""
         self.met: str | None = None
@@ -96,9 +178,8 @@ class Stops:
     def fork(self) -> Stops:
         """A copy in the same state."""
         copy = object.__new__(Stops)
-        copy._stops, copy._matchers, copy._matched = self._stops, self._matchers, self._matched.copy()
-        copy._firsts, copy._included = self._firsts, self._included
-        copy._longest, copy._held, copy.met = self._longest, self._held, self.met
+        copy._words, copy._place, copy._included = self._words, self._place, self._included
+        copy._held, copy.met = self._held, self.met
         return copy
 
     @property
@@ -112,18 +193,21 @@ class Stops:
         was met."""
         if self.met is not None:
             return ""
-        if not self._longest and self._firsts.isdisjoint(text):
+        words, place = self._words, self._place
+        if not place and not words.starts(text):
             return text
         whole = self._held + text
         seen = len(self._held)
-        for position in range(seen, len(whole)):
-            found = self._step(whole[position])
-            if found is not None and not ignore:
-                self.met, self._held = found, ""
-                end = position + 1
-                return whole[seen:end] if self._included else whole[: end - len(found)]
-        self._longest = max(self._matched, default=0)
-        shown = len(whole) if self._included else len(whole) - self._longest
+        step, complete = words.step, words.complete
+        for end, character in enumerate(text, seen + 1):
+            place = step(place, character)
+            if place and (found := complete(place)) is not None:
+                if not ignore:
+                    self.met, self._held = found, ""
+                    return whole[seen:end] if self._included else whole[: end - len(found)]
+                place = words.incomplete(place)
+        self._place = place
+        shown = len(whole) if self._included else len(whole) - words.depth(place)
         self._held = whole[shown:]
         return whole[:shown]
 
@@ -131,19 +215,6 @@ class Stops:
         """The held-back text: no more text comes, so it begins no stop sequence."""
         held, self._held = self._held, ""
         return held
-
-    def _step(self, character: str) -> str | None:
-        """The longest stop sequence that this character completes."""
-        found: str | None = None
-        matched = self._matched
-        for index, matcher in enumerate(self._matchers):
-            length = matcher.step(matched[index], character)
-            if length == len(matcher.word):
-                if found is None or length > len(found):
-                    found = self._stops[index]
-                length = matcher.shorter(length)
-            matched[index] = length
-        return found
 
 
 Message = TypeVar("Message", bound=Token | Finish)
@@ -185,8 +256,8 @@ class Continuations:
     """The sequences of one prompt, from the first message of the model to the end of its call."""
 
     __slots__ = (
-        "_asked", "_at_least", "_dropped", "_included", "_most", "_one_stop", "_open", "_refused", "_refuses", "_sequences",
-        "_stops", "complete", "decodes", "judges", "scope", "stopped",
+        "_asked", "_at_least", "_dropped", "_included", "_most", "_one_stop", "_open", "_prompt", "_refused", "_refuses",
+        "_sequences", "_stops", "complete", "decodes", "judges", "scope", "stopped",
     )  # fmt: skip
 
     def __init__(self, parameters: GenerationParameters, *, own_stops: bool = False) -> None:
@@ -199,11 +270,13 @@ class Continuations:
         self._one_stop = parameters.stop_sequences[0] if only else ""
         self._open = parameters.n  # sequences without an end, including those that have not begun
         self._sequences: dict[int, _Sequence] = {}
+        self._prompt: _Sequence | None = None
+        """The text of the prompt's tokens, once one has come."""
         self._dropped = self._refused = 0
         self._refuses = False
         self.decodes = not own_stops
         """True if texts are decoded from the bytes of tokens that have them."""
-        self.judges = parameters.n > 1 or bool(self._stops)
+        self.judges = parameters.n > 1 or bool(self._stops) or not self._most
         """True if a token needs more than the count of tokens before it: there are several sequences or stop sequences,
         characters are assembled (once a token had bytes), or the text has ended. Once it is True it stays True."""
         self.complete = False
@@ -220,6 +293,10 @@ class Continuations:
         if type(message) is not Token and type(message) is not Finish:
             raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
         if not self._open or self.stopped:
+            if type(message) is Token:
+                self.stop()
+            return False
+        if not self._most and not (type(message) is Token and message.prefill):
             if type(message) is Token:
                 self.stop()
             return False
@@ -293,8 +370,10 @@ class Continuations:
             self._end(sequence)
             return self._named(message, message.reason)
         if message.prefill:
-            if message.data and self.decodes:
-                message = structs.replace(message, text=message.data.decode(errors="replace"))
+            prompt = self._prompt = self._prompt or _Sequence(None)
+            if self.decodes and (message.data or prompt.unfinished):
+                data = message.data or utf8(message.text)
+                message = structs.replace(message, text=prompt.decode(data), data=data)
             return message
         sequence.made += 1
         reason, text, stop = message.finish, message.text, message.stop
@@ -336,7 +415,8 @@ class Continuations:
         return None if begun.stops is None else begun.stops.fork(), begun.unfinished
 
     def undo(self, taken: Token | Finish, held: Held) -> None:
-        """Takes back the last `take`, because the message was not sent. `held` is the result of `held_of` before it."""
+        """Takes back the last `take`, because the message was not sent. `held` is the result of `held_of` before it. The
+        text of a prompt's token is not taken back: those who call this show none."""
         stops, unfinished = held
         sequence = self._sequences[taken.sequence]
         if type(taken) is Finish or taken.finish is not None:

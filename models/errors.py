@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Iterator
-from typing import final
+from typing import Final, final
 
 import trio
 
@@ -30,6 +30,10 @@ class ModelError(Exception):
         self.message = message
         self.code = code
         self.status = status
+
+
+BAD_INPUTS: Final = "BadInputs"
+"""The code of the ModelError for arrays that a function cannot be called with. It was not called."""
 
 
 @final

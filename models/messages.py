@@ -79,7 +79,10 @@ class GenerationParameters(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = _EMPTY
     """Added to the scores of these tokens."""
     max_new_tokens: int = 30
-    """The most tokens, including the end-of-sequence token. The gateway ends the text there."""
+    """The most tokens, including the end-of-sequence token. The gateway ends the text there. 0: only the prompt is taken in,
+    and reported if that is asked for."""
+    limited: bool = True
+    """False if the request names no `max_new_tokens`: then it is a default, and the model may choose a smaller number."""
     min_length: int = 0
     """The end-of-sequence token is not chosen before this many tokens."""
     ignore_eos_token: bool = False
@@ -273,7 +276,7 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
     """The v2 name of a numpy dtype. TypeError for one that v2 cannot carry (complex, datetime, structured)."""
     if name := _DATATYPES.get(f"{dtype.kind}{dtype.itemsize}"):
         return name
-    if dtype.kind in "OSU":
+    if dtype.kind in "OSUT":  # T is numpy's StringDType
         return "BYTES"
     if dtype.name == "bfloat16":
         return "BF16"

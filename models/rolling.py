@@ -14,6 +14,8 @@ from models.blocking import StepHolder, check_trio, detached, run_step, set_step
 from models.errors import ModelError, contained, is_failure
 from models.messages import Finish, Prompt, Token
 from models.session import Session
+from models.spec import context_of
+from models.tracebacks.frames import blamed
 
 T = TypeVar("T")
 Message: TypeAlias = Token | Finish
@@ -49,10 +51,12 @@ S = TypeVar("S", bound=SequenceState)
 
 
 class StepModel(Protocol[S]):
-    """The interface that an author implements: sequences are opened, prefilled, advanced together, and closed.
+    """The interface that an author implements: sequences are opened, prefilled, advanced together, and closed. If a prompt's
+    `max_new_tokens` is 0, its first sequence is prefilled, and none is stepped; if nothing is pending, that one is stepped
+    once, and its token dropped.
 
-    `prefill`, `step` and `close` are never called at the same time. The optional attributes `parameters`, `chat_template`
-    and `count_tokens` are those of `ModelSpec`.
+    `prefill`, `step` and `close` are never called at the same time. The optional attributes `parameters`, `chat_template`,
+    `count_tokens` and `context` are those of `ModelSpec`.
     """
 
     def open(self, prompt: Prompt, /) -> Sequence[S]:
@@ -100,14 +104,17 @@ class _Call(Generic[S]):
     """The sequences of one prompt, and the hand-over to the session's task. It is a flag and a reschedule instead of a
     channel, because it happens for each token."""
 
-    __slots__ = ("_task", "begun", "entries", "error", "holder", "left", "out")
+    __slots__ = ("_task", "begun", "entries", "error", "holder", "left", "only_prompt", "out")
 
-    def __init__(self, states: Iterable[S]) -> None:
+    def __init__(self, states: Iterable[S], *, only_prompt: bool = False) -> None:
         self.holder = step_holder()
         self.entries = [_Entry(self, state) for state in states]
         self.left = len(self.entries)
+        self.only_prompt = only_prompt
+        """True if no tokens are wanted: its one sequence is over when the prompt is taken in."""
         self.begun = not (self.entries and self.entries[0].state.pending)
-        """True if the first sequence is prefilled: messages about the prompt come before all tokens."""
+        """True if the sequences may be stepped: the first is prefilled, as messages about the prompt come before all tokens,
+        and tokens are wanted."""
         self.out: deque[tuple[_Entry[S], Message]] = deque()
         self.error: Exception | None = None
         self._task: trio.lowlevel.Task | None = None
@@ -167,6 +174,7 @@ class RollingBatch(Generic[S]):
         self.parameters = getattr(model, "parameters", None)
         self.chat_template = getattr(model, "chat_template", None)
         self.count_tokens = getattr(model, "count_tokens", None)
+        self.context = context_of(model)
         # one thread for the rounds: an abandoned round keeps its place until it returns, so two never overlap
         self._rounds, self._opens = trio.CapacityLimiter(1), trio.CapacityLimiter(4)
         self._waiting: deque[_Entry[S]] = deque()
@@ -200,7 +208,8 @@ class RollingBatch(Generic[S]):
                 states = self._model.open(prompt)
             if states:
                 session.prompt_tokens = states[0].prompt_tokens
-            call = _Call(states)
+            only_prompt = not prompt.parameters.max_new_tokens
+            call = _Call(states[:1] if only_prompt else states, only_prompt=only_prompt)
             if self._watched is None and type(call.holder) is not StepHolder:
                 self._watched = call.holder.background(self._lose)
             self._waiting.extend(call.entries)
@@ -338,7 +347,8 @@ class RollingBatch(Generic[S]):
             sizes[size] = sizes.get(size, 0) + 1
             advanced = self._model.step([entry.state for entry in batch])
             if len(advanced) != len(batch):
-                raise ValueError(f"step: expected {len(batch)} results, one for each sequence, got {len(advanced)}")
+                said = f"step: expected {len(batch)} results, one for each sequence, got {len(advanced)}"
+                throw(blamed(ValueError(said), self._model.step))
             results.extend(zip(batch, advanced, strict=True))
         return results
 
@@ -365,7 +375,7 @@ class RollingBatch(Generic[S]):
                 messages = self._model.prefill(state, min(budget, before))
                 left = state.pending
                 if left >= before:
-                    raise RuntimeError(f"prefill took none of {before} pending tokens")
+                    throw(blamed(RuntimeError(f"prefill took none of {before} pending tokens"), self._model.prefill))
             except BaseException as e:  # SystemExit too: a sequence can end only itself
                 if not is_failure(e):
                     raise
@@ -373,13 +383,13 @@ class RollingBatch(Generic[S]):
                 later.append(entry)
                 continue
             budget = max(0, budget - (before - left))
-            if messages:
-                results.append((entry, list(messages)))
+            if messages or (entry.call.only_prompt and not left):
+                results.append((entry, list(messages or ())))
             if left:
                 unfinished.append(entry)
             else:
                 self._running.append(entry)
-                entry.call.begun |= entry is entry.call.entries[0]
+                entry.call.begun |= entry is entry.call.entries[0] and not entry.call.only_prompt
         self._prefilling = deque(later + unfinished)
 
     def _deliver_all(self, results: list[tuple[_Entry[S], Advanced]]) -> None:
@@ -398,13 +408,17 @@ class RollingBatch(Generic[S]):
         else:
             for message in result if isinstance(result, list | tuple) else (result,):
                 self._hand_over(entry, message)
+            if call.only_prompt and not entry.state.pending and not entry.over:
+                entry.over = self._stale = True
+                call.left -= 1
         call.wake()
 
     def _hand_over(self, entry: _Entry[S], message: Message) -> None:
         if type(message) is not Token and type(message) is not Finish:
-            raise TypeError(f"expected Tokens and Finishes, got {type(message).__name__}")
+            said = f"expected Tokens and Finishes, got {type(message).__name__}"  # type: ignore[unreachable]
+            throw(blamed(TypeError(said), self._model.step))
         if entry.over:
-            raise ValueError("expected no message after the last of a sequence, got one")
+            throw(blamed(ValueError("expected no message after the last of a sequence, got one"), self._model.step))
         entry.call.out.append((entry, message))
         entry.ahead += 1
         if type(message) is Finish or message.finish is not None:

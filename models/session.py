@@ -53,6 +53,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     one."""
     client_certificate: ClientCertificate | None = None
     """None if the server has verified none: it did not ask, the client had none, or a proxy terminates TLS."""
+    subprotocol: str = ""
+    """The subprotocol that was chosen for a WebSocket, one of `ModelSpec.subprotocols`; empty if there is none."""
 
 
 class Channel(Protocol[In_co, Out_contra]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ class Model(Protocol):
 
     def __call__(self, session: Session[Any, Any], /) -> Awaitable[None]: ...
 
+
+_SUBPROTOCOL = re.compile(r"(?!everywire\.key\.)[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+"""A token (RFC 6455 section 11.3.4), without those by which clients show keys."""
 
 LOAD_TIMEOUT = 240.0
 """The default limit for loading, in seconds."""
@@ -123,7 +127,8 @@ class Batching:
     """Batches that run at once."""
     retry: bool = True
     """True if the requests of a batch whose call raised are called again, each alone and once, so that only the bad one
-    fails. Use False for a model that must not get a request twice: all of them fail then."""
+    fails. Use False for a model that must not get a request twice: all of them fail then, unless the function was not
+    called, because its arguments could not be made."""
     priority_levels: int = 0
     """The number of priority levels: requests may have a parameter `priority` from 1, the first, to this. 0: it is
     ignored."""
@@ -299,6 +304,9 @@ class ModelSpec:
     """Bytes that the loaded model needs. 0: undeclared."""
     accepts: bool = False
     """True if the model itself calls `session.accept()`. Before that, its errors are still HTTP errors."""
+    subprotocols: tuple[str, ...] = ()
+    """The subprotocols of WebSockets that the model speaks. The first that a client offers and that is here is chosen, and
+    is the session's `call.subprotocol`. If there is none, none is chosen: many clients then end the connection."""
     max_batch_size: int = 0
     """Above 0, each tensor has a leading batch dimension of at most this size, equal for all inputs of a request. 0: the
     shapes are complete."""
@@ -313,6 +321,10 @@ class ModelSpec:
     """The GenerationParameters, by name, that a text model acts on, without those that only concern the form of the answer.
     None: undeclared. `lmi.unsupported` decides what happens to a request with another one. If `stop_sequences` is in it, the
     model ends its texts there itself; otherwise the gateway does."""
+    context: int = 0
+    """The most tokens of a prompt and its answer together, for a text model. An answer without a limit ends there at the
+    latest; if the model counts the tokens of prompts, every answer does. 0: that of the loaded model (its attribute
+    `context`), or unknown."""
     max_new_tokens: int = 0
     """The most tokens of a sequence that a request may ask of a text model, if that is below the server's limit. 0: the
     server's limit."""
@@ -346,10 +358,18 @@ class ModelSpec:
             raise ValueError(f"threads and stuck_limit must be at least 0, not {self.threads} and {self.stuck_limit}")
         if self.memory < 0:
             raise ValueError(f"memory must be at least 0, not {self.memory}")
-        if self.max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens must be at least 0, not {self.max_new_tokens}")
+        if self.max_new_tokens < 0 or self.context < 0:
+            raise ValueError(f"max_new_tokens and context must be at least 0, not {self.max_new_tokens} and {self.context}")
         if not self.name:
             raise ValueError("a model needs a name")
+        if type(self.subprotocols) is not tuple:
+            raise ValueError(f"subprotocols are a tuple of strings, not {str(self.subprotocols)[:60]!r}")
+        for name in self.subprotocols:
+            if not isinstance(name, str) or not _SUBPROTOCOL.fullmatch(name):
+                raise ValueError(
+                    "subprotocols: each is 1 to 128 letters, digits and !#$%&'*+.^_`|~-, and does not begin with "
+                    f"everywire.key., not {str(name)[:60]!r}"
+                )
         self._check_tensors(f"model {self.name[:60]!r}")
 
     def _check_tensors(self, said: str) -> None:
@@ -396,6 +416,12 @@ class ModelSpec:
                     f"{said}: output {tensor.name[:60]!r} is to be cut back, as inputs have a pad: give it a "
                     "shape, and where that has a -1 say like = the input whose -1 those are"
                 )
+
+
+def context_of(model: object) -> int:
+    """The `context` of a loaded model; 0 if it has none, or none that is a number of tokens."""
+    context = getattr(model, "context", 0)
+    return context if type(context) is int and context > 0 else 0
 
 
 Check: TypeAlias = Callable[[Any, Any], object]

@@ -48,12 +48,14 @@ class ByteBudget:
     Every grant is returned exactly once. Tests and operators read the ledger (`used`, `high_water`).
     """
 
-    __slots__ = ("high_water", "limit", "used")
+    __slots__ = ("high_water", "limit", "used", "wanted")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.high_water = 0
+        self.wanted: object = None
+        """The last holder that asked for more than it could have; None once somebody has looked."""
 
     @property
     def held(self) -> int:

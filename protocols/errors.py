@@ -23,6 +23,9 @@ class RemoteProtocolError(ProtocolError):
     what `data_to_send` still holds.
     """
 
+    head: bytes = b""
+    """HTTP/1.1: what had come of a request head that is refused. Copies of the error do not have it."""
+
     def __init__(self, message: str, *, status: int = 400, wire_code: int | None = None) -> None:
         super().__init__(message)
         self.status = status

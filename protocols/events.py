@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TypeAlias, final
 
 import msgspec
@@ -37,7 +36,7 @@ TURN = Signal.TURN
 
 
 @final
-class Head(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The head of a request. `headers` have lower-case names, keep their order, and hold no pseudo-header and no connection
     field. `target` is in origin-form, path and query as sent. `content_length` is None if the head has no length. While a
     client repeats the same head, each received request has the same object: a caller may cache what it derives from it."""
@@ -53,10 +52,13 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     upgrade: bytes = b""
     """The lower-case protocol of a well-formed HTTP/1.1 Upgrade, such as b"websocket"; else empty."""
 
-    @cached_property
-    def fields(self) -> dict[bytes, bytes]:
-        """The first field of each name."""
-        return dict(reversed(self.headers))  # reversed: the first field of a name is set last, and wins
+    fields: dict[bytes, bytes] = {}
+    """The first field of each name: made of `headers`, whatever is given. It is no property with a cache, which would take
+    300 bytes more of each connection that waits."""
+
+    def __post_init__(self) -> None:
+        # reversed: the first field of a name is set last, and wins
+        msgspec.structs.force_setattr(self, "fields", dict(reversed(self.headers)))
 
 
 @final
@@ -111,11 +113,14 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Refused(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A received request that must not reach a handler but can be answered: send a Response with `status`."""
+    """A received request that must not reach a handler but can be answered: send a Response with `status`. `method` and
+    `headers` are as they came, for an answer in the form that its client reads."""
 
     stream: int
     status: int
     message: str
+    method: bytes = b""
+    headers: Headers = ()
 
 
 @final

@@ -23,6 +23,43 @@ class FloodCounts(Protocol):
 BYTES = 16_384
 """Bytes of a byte-counting kind that raise `FloodCounts.total` by 1; a part of them also raises it by 1."""
 
+QUERY_MEMBERS = 100
+"""The most members of a query that is taken apart, which costs some 2 us each."""
+CODEC_ROUND = 32 * 1024
+"""Bytes or elements of codec steps of all exchanges in one round of the loop, a millisecond's work at most. The step that
+exceeds it is the round's last."""
+HEAVY_JSON = 1536 * 1024
+"""Bytes of memory that the values of a JSON text may take if it is read on the loop, in a millisecond at most."""
+SLOW_JSON = 128 * 1024
+"""Bytes of memory of those values if the slower decoder reads the text: `protocols.json.strict.is_slow`."""
+GRPC_FIELDS = 10_000
+"""Fields of a gRPC message, nested ones included, without those in the contents of tensors."""
+GRPC_AT_ONCE = 1_000
+"""Fields of a gRPC message that are read on the loop, in a millisecond at most."""
+GRPC_NAME = 64 * 1024
+"""Bytes of a name, a version or an id in a gRPC message."""
+SMALL_CALL = 4 * 1024
+"""Bytes of the message of a gRPC call that only names something: a health check, a model's metadata, a symbol."""
+TOML_BYTES = 256 * 1024
+"""Bytes of a model's `model.toml`, which take a second of a thread at most."""
+TOML_PARTS = 32
+"""Parts of a TOML key, with those of the keys and the arrays that it stands in; a table's head has as many more."""
+TOML_WORD = 4096
+"""Characters of a TOML number, or of a key without quotes."""
+
+PLANE_CONNECTIONS = 100
+"""Connections at once of the operator plane, and of the metrics port: operators, scrapers and probes."""
+PLANE_READ = 16 * 1024
+"""Bytes that the plane reads at once, in a turn of one connection."""
+METRICS_BYTES = 1024 * 1024
+"""Bytes that one connection may send to the metrics port, some thousand requests."""
+
+STALLED_UPLOAD = 2.0
+"""Seconds without a byte after which an upload keeps its memory only as long as nobody else asks for it."""
+
+INTERIM_HEADS = 32
+"""Heads of status 1xx that a server may send in a row before its answer."""
+
 C = TypeVar("C", bound=FloodCounts)
 
 
@@ -149,3 +186,27 @@ class FloodPolicy(Generic[C]):
         self._asked = self._quiet_until = max(now, self._asked)
         self.due = counters.total + (left or 0) + 1
         return None
+
+
+@final
+@dataclass(slots=True)
+class RecordCounts:
+    """The TLS records without payload that came after the handshake: KeyUpdates, session tickets, empty records."""
+
+    total: int = 0
+
+
+TLS_FLOODS: Allowances[RecordCounts] = Allowances(
+    [
+        Allowance(
+            kind="records",
+            counts="a TLS record without payload, after the handshake",
+            count=lambda counts: counts.total,
+            burst=1000,
+            rate=10,
+        )
+    ]
+)
+"""The allowance of one peer. No setting changes it: a client asks for new keys after millions of records."""
+HANDSHAKE_RECORDS = 1000
+"""The most records of one TLS handshake. A usual one has three or four."""

@@ -32,6 +32,9 @@ _HOPS = 32
 """The most entries that are walked: a client could send thousands of trusted addresses, and each costs work."""
 _LONGEST = 4096
 """The most characters of one Forwarded line, which must be parsed whole. A longer line is malformed."""
+_PAIRS = 512
+"""A Forwarded line with as many pairs is malformed, too: each costs work, even if the line is short."""
+_GAP = re.compile(r"[ \t,;]*")
 
 
 def client_of(
@@ -74,30 +77,22 @@ def _elements(value: str) -> list[str]:
         return [""]
     found: list[str] = []
     pairs: dict[str, str] = {}
-    at, end = 0, len(value)
-    while True:
-        at = _blank(value, at)
-        if at < end and value[at] not in ",;":
-            pair = _PAIR.match(value, at)
-            if pair is None or pair[1].lower() in pairs:
-                return [""]
-            pairs[pair[1].lower()] = pair[2] if pair[2] is not None else re.sub(r"\\(.)", r"\1", pair[3])
-            at = _blank(value, pair.end())
-        if at < end and value[at] not in ",;":
+    at, first = 0, True
+    for _ in range(_PAIRS):
+        gap = _GAP.match(value, at)
+        assert gap is not None
+        at = gap.end()
+        if pairs and ("," in gap[0] or at == len(value)):  # an empty element is ignored (RFC 9110 section 5.6.1.2)
+            found.append(pairs.get("for", ""))
+            pairs = {}
+        if at == len(value):
+            return found
+        pair = _PAIR.match(value, at)
+        if pair is None or pair[1].lower() in pairs or not (first or gap[0].strip(" \t")):
             return [""]
-        if at >= end or value[at] == ",":
-            if pairs:  # an empty element is ignored (RFC 9110 section 5.6.1.2)
-                found.append(pairs.get("for", ""))
-                pairs = {}
-            if at >= end:
-                return found
-        at += 1
-
-
-def _blank(value: str, at: int) -> int:
-    while at < len(value) and value[at] in " \t":
-        at += 1
-    return at
+        pairs[pair[1].lower()] = pair[2] if pair[2] is not None else re.sub(r"\\(.)", r"\1", pair[3])
+        at, first = pair.end(), False
+    return [""]
 
 
 def _of_list(values: Sequence[bytes]) -> Iterator[Node | None] | None:

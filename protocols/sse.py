@@ -10,6 +10,11 @@ import msgspec
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
 
+MEDIA_TYPE = "text/event-stream"
+CONTENT_TYPE = f"{MEDIA_TYPE}; charset=utf-8"
+"""The content type of every answer of events. Events are UTF-8 in any case, but many HTTP clients read `text/*` without a
+charset as Latin-1, and some of them then end a line at what was the second byte of a character."""
+
 MAX_EVENT = 32 * 1024 * 1024
 """The decoder's default bound: twice the text of one generation (16 MiB), because the last event repeats the text."""
 

@@ -15,7 +15,15 @@ SCHEMA = ROOT / "docs" / "reference" / "everywire.schema.json"
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from gateway.config.environment import CONTAINER_DEFAULTS, MODEL_FOLDER, MODEL_FOLDERS, SAFE_PORT_RANGE, VARIABLES  # noqa: E402
+from gateway.config.environment import (  # noqa: E402
+    BIND_TO_PORT,
+    CONTAINER_DEFAULTS,
+    MODEL_FOLDER,
+    MODEL_FOLDERS,
+    PLATFORM_DEFAULTS,
+    SAFE_PORT_RANGE,
+    VARIABLES,
+)
 from gateway.config.fields import SETTINGS, Setting, section_help, setting_help, spelt  # noqa: E402
 from gateway.config.load import PREFIX  # noqa: E402
 from gateway.config.schema import json_schema  # noqa: E402
@@ -76,6 +84,7 @@ PARTS = (
 _MOST = 22  # settings in a line of the index
 _COMMENT = "<!-- Written by scripts/write_configuration_reference.py from gateway/config/tree.py. Do not edit. -->"
 _VARIABLES = "\n".join(f"- `{name}` sets `{spelt(path)}`." for name, path in VARIABLES.items())
+_PLATFORM = " and ".join(f"`{spelt(path)}` is `{value}`" for path, value in PLATFORM_DEFAULTS.items())
 _CONTAINER = " and ".join(f"`{spelt(path)}` is `{value}`" for path, value in CONTAINER_DEFAULTS.items())
 _INDEX = f"""\
 {_COMMENT}
@@ -119,6 +128,7 @@ source of each: [Configure the gateway](../howto/configure.md). `everywire confi
 SageMaker's variables set values that no other place sets:
 
 {_VARIABLES}
+- If `{BIND_TO_PORT}` is set, {_PLATFORM}: SageMaker is then the only caller.
 - `{SAFE_PORT_RANGE}`, such as `9000-9999` (inclusive), sets nothing: every open port besides `listen.port` must be in it.
 - If one of them is set, or a folder `{MODEL_FOLDER}` or `{MODEL_FOLDERS}` exists, {_CONTAINER}.
   SageMaker calls from outside the container, and kills it 30 s after SIGTERM.

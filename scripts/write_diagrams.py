@@ -330,7 +330,7 @@ def _log_lines(seconds: dict[str, float]) -> list[str]:
         "dialect": "lmi", "wire": "http/1.1", "peer": "127.0.0.1:50150", "id": "35022308-1",
     }  # fmt: skip
     parts = {f"ms_{part}": 1000 * taken for part, taken in seconds.items()}
-    pieces = access_line("05:56:34", {**fields, **parts}, colour=False).split("  ")
+    pieces = access_line("05:56:34", {**fields, **parts}, colour=False, most=300).split("  ")
     return ["  ".join(pieces[:2]), f"{pieces[2]} …"]
 
 

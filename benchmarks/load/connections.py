@@ -16,7 +16,8 @@ _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 _WINDOW = 2**31 - 1
 _REFILL = 2**24
-INFER_FLOATS = 16
+_MESSAGE_HEAD = 5
+"""Bytes before a gRPC message: a flag, and its length."""
 
 
 class LoadError(Exception):
@@ -65,9 +66,9 @@ class Streams:
     every answer; a stream's end is one."""
 
     def __init__(self, plan: Plan) -> None:
-        fields, self._body = requests.infer_stream(INFER_FLOATS)
         encoder = Encoder()
-        first, self._head = encoder.encode(fields), encoder.encode(fields)
+        self._body = plan.message
+        first, self._head = encoder.encode(plan.head), encoder.encode(plan.head)
         self._stream, self._buffer, self._decoder = 1, b"", Decoder()
         self.out: bytes | memoryview = (
             _opening() + self._asked(first) + b"".join(self._asked(self._head) for _ in range(plan.streams - 1))
@@ -158,7 +159,7 @@ class Duplex:
     def __init__(self, plan: Plan) -> None:
         ids = range(1, 2 * plan.streams, 2)
         self._message, self._answer = plan.message, plan.answer
-        head = Encoder().encode(requests.DUPLEX_HEAD)
+        head = Encoder().encode(plan.head)
         self.out: bytes | memoryview = _opening() + b"".join(frame(1, 4, stream, head) for stream in ids)
         self._heads = {stream: frame(0, 0, stream, plan.message)[:9] for stream in ids}
         self._got = dict.fromkeys(ids, 0)
@@ -181,6 +182,8 @@ class Duplex:
             if kind == 0:
                 if buffer[at + 4] & 1:
                     raise LoadError(f"the server ended stream {stream}")
+                if not answer:
+                    answer = self._answer = _MESSAGE_HEAD + int.from_bytes(buffer[at + 10 : at + 14], "big")
                 done, self._got[stream] = divmod(self._got[stream] + size, answer)
                 units += done
                 for _ in range(done):
@@ -244,8 +247,11 @@ def _opening() -> bytes:
 
 
 def _check_field(decoder: Decoder, block: bytes) -> None:
-    status = dict(decoder.decode(block, raw=True)).get(b":status")
-    if status != b"200":
+    fields = dict(decoder.decode(block, raw=True))
+    status, code = fields.get(b":status"), fields.get(b"grpc-status", b"0")
+    if code != b"0":
+        raise LoadError(f"a call ended with code {code.decode()}: {fields.get(b'grpc-message')!r}")
+    if status != b"200" and b"grpc-status" not in fields:
         raise LoadError(f"a stream was answered with status {status!r}")
 
 

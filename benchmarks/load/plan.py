@@ -13,7 +13,7 @@ class Kind(enum.Enum):
     UNARY = enum.auto()
     """HTTP/1.1: a request, its answer with a content-length, and again."""
     STREAMS = enum.auto()
-    """HTTP/2: on each stream a request and its answer, again and again."""
+    """HTTP/2: on each stream a request and its answer, again and again; with or without gRPC's trailers."""
     TOKENS = enum.auto()
     """HTTP/1.1: a request, tokens in chunks, and again."""
     FRAMES = enum.auto()
@@ -42,7 +42,10 @@ class Plan:
     measure: Measure = Measure.CPU
     port: int
     server: int
-    """The server's process id: its cost is read at the edges of the measured time."""
+    """The server's process id: its cost, with that of the processes it has started, is read at the edges of the measured
+    time."""
+    alone: bool = False
+    """True if what the processes cost that the server has started is left out."""
     connections: int = 1
     streams: int = 1
     """HTTP/2 streams on each connection."""
@@ -50,8 +53,10 @@ class Plan:
     """Messages under way on each stream or WebSocket; a request is always alone on its connection."""
     message: bytes
     """The whole request, the frame, or the message that a DATA frame carries."""
+    head: tuple[tuple[bytes, bytes], ...] = ()
+    """HTTP/2: the fields of each request; its body is `message`."""
     answer: int = 0
-    """Bytes of one echo; requests say it in their head."""
+    """Bytes of one echo; requests say it in their head. 0 for a DUPLEX: messages of gRPC, as long as the first one says."""
     seconds: float
     warm_up: float = 0.2
     """Seconds before the measured time, with the same load."""

@@ -21,11 +21,12 @@ from gateway.catalog.warmup import read_warmup
 from gateway.config import BatchingConfig, Config, ModelConfig, RestartConfig
 from gateway.config.fields import said_of
 from gateway.config.problem import ConfigError
-from gateway.config.text import text_without_secrets
+from gateway.config.text import dotted, text_without_secrets
 from models.adapt import adapt, is_loader, made_declared, made_family, partial_loader, spec_of
 from models.blocking import run_step
 from models.errors import is_failure
 from models.spec import Batching, Model, ModelSpec, Restart, RestartPolicy, TensorSpec
+from models.tracebacks.frames import author_frame
 
 
 @final
@@ -35,6 +36,26 @@ class FactoryRaised(TypeError):
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"calling it raised {_told(error)}")
         self.error = error
+
+
+@final
+class OptionMisfit(TypeError):
+    """A class, a factory or a loader cannot be called with the options of its model. The text says how to give those that
+    are missing, and names the others."""
+
+    def __init__(self, said: str, section: str, signature: inspect.Signature, options: dict[str, Any]) -> None:
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        takes = {own.name: own for own in signature.parameters.values() if own.kind in by_name}
+        missing = [own for own, parameter in takes.items() if parameter.default is parameter.empty and own not in options]
+        others = ", ".join(own for own in takes if own not in missing)
+        file = f"options = {{{', '.join(f'{own} = VALUE' for own in missing)}}}"
+        sets = " ".join(f"--set {section}.options.{own}=VALUE" for own in missing)
+        rest = f". Other options: {others}" if others else ""
+        self.for_folder = f"{said}. Give {file}{rest}" if missing else f"{said}. Its options: {others or 'none'}"
+        """The text for the author of a model folder."""
+        super().__init__(
+            f"{said}. Give {sets}, or in a file below [{section}]: {file}{rest}" if missing else self.for_folder
+        )
 
 
 DescribesProcesses: TypeAlias = Callable[[str, ModelConfig, float], ModelSpec]
@@ -92,6 +113,8 @@ def served_spec(name: str, config: ModelConfig, spec: ModelSpec) -> ModelSpec:
             _check_names(side, getattr(spec, side), said.get(side))
         said["batching"] = _batching(spec.batching, config.batching)
         said["restart"] = _restart(spec.restart, config.restart)
+        if config.subprotocols is not None:
+            said["subprotocols"] = config.subprotocols
         spec = replace(spec, **said)
         if config.warmup is not None:
             spec = replace(spec, warmup=read_warmup(spec, config.warmup))
@@ -140,11 +163,11 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
             raise TypeError("a ModelSpec takes no options")
         return spec_of(thing, name)
     if is_loader(thing):
-        _check_options(thing, options)
+        _check_options(name, thing, options)
         return spec_of(partial_loader(thing, options), name) if options else spec_of(thing, name)
     if not options and not inspect.isclass(thing) and not _gives_spec(thing) and _needs_arguments(thing):
         return spec_of(thing, name)
-    _check_options(thing, options)
+    _check_options(name, thing, options)
     make = partial(thing, **options)
     family = made_family(thing)
     if family is None:  # its annotations do not give the family, so the model that it makes must
@@ -171,14 +194,13 @@ def _spec(name: str, thing: Any, options: dict[str, Any]) -> ModelSpec:
     return ModelSpec(name=name, family=family, load=load, **made_declared(thing, family))
 
 
-def _check_options(thing: Any, options: dict[str, Any]) -> None:
+def _check_options(name: str, thing: Any, options: dict[str, Any]) -> None:
     """Raises TypeError if a class, a factory or a loader cannot be called with these options."""
     signature = inspect.signature(thing)
     try:
         signature.bind(**options)
     except TypeError as e:
-        given = ", ".join(options) or "none"
-        raise TypeError(f"{e}: its parameters are {str(signature)[:200]}, its options are {given[:200]}") from None
+        raise OptionMisfit(str(e), dotted(("models", name)), signature, options) from None
 
 
 def _gives_spec(thing: Any) -> bool:
@@ -236,8 +258,8 @@ def _told(error: BaseException) -> str:
     text = text_without_secrets(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
     if isinstance(error, SyntaxError):
         return text  # which has the place already
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{text} ({last.filename}, line {last.lineno})"
+    place = author_frame(error) or traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({place.filename}, line {place.lineno})"
 
 
 def configured_specs(config: Config, processes: DescribesProcesses = process_spec) -> list[ModelSpec]:

@@ -11,7 +11,6 @@ import os
 import re
 import stat
 import sys
-import tomllib
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,27 +22,28 @@ from types import ModuleType
 from typing import Any, final
 from urllib.parse import unquote, urlsplit
 
-from gateway.catalog.factories import LIBRARY, FactoryRaised, load_spec, served_spec
+from gateway.catalog.factories import LIBRARY, FactoryRaised, OptionMisfit, load_spec, served_spec
 from gateway.catalog.process_model import discard, process_spec, started_spec
 from gateway.config import ModelConfig, ProcessConfig
 from gateway.config.load import model_values
 from gateway.config.problem import ConfigError
 from gateway.config.properties import FILE as PROPERTIES
 from gateway.config.properties import ServingProperties, read_properties
-from gateway.config.text import show, text_without_secrets
-from gateway.errors import BadModel, BadRequest, GatewayError, InsufficientStorage, LoadFailed, NotFound
+from gateway.config.text import read_toml, show, text_without_secrets
+from gateway.errors import BadModel, BadRequest, Conflict, GatewayError, InsufficientStorage, LoadFailed, NotFound
 from gateway.instances.instance import InstanceEnded, RaisedThere
 from gateway.instances.messages import Folder
 from models.errors import ModelExit, is_failure, is_out_of_memory
 from models.formatters import is_marked, marked
 from models.spec import ModelSpec
+from protocols.floods import TOML_BYTES
 
 log = logging.getLogger("gateway.model_folder")
 
 TOML, CODE = "model.toml", "model.py"
 FILES = (TOML, CODE, PROPERTIES)
 """The files that describe a model in its folder."""
-_TOML_BYTES, _PROPERTIES_BYTES = 1024**2, 64 * 1024
+_PROPERTIES_BYTES = 64 * 1024
 _ENTRIES = 100_000
 _SHOWN = 200
 _LONGEST_TEXT = 16 * 1024  # longer than any path, so that none is cut before it is found
@@ -228,6 +228,16 @@ def _process(file: Place, defaults: ProcessConfig, said: Mapping[str, Any], *, c
     return replace(defaults, **said)
 
 
+def has_changed(folder: ModelFolder) -> bool:
+    """True if a file of the folder has changed, appeared or disappeared since it was read. Blocks."""
+    return stamp_of(folder.path) != folder.stamp
+
+
+def changed(name: str, place: object) -> Conflict:
+    """Returns the error for the client that asked for a load of a folder that others change meanwhile."""
+    return Conflict(f"model {show(name)} cannot be loaded: {place} has changed while it was read; load it again")
+
+
 def stamp_of(path: str) -> int:
     """Returns a number that changes when a file of the folder changes, appears or disappears. It means nothing to another
     process. Blocks."""
@@ -308,10 +318,10 @@ def _read_properties(file: Place) -> ServingProperties:
 def _read_toml(file: Place) -> dict[str, Any]:
     """Reads the values of model.toml and checks each by itself."""
     try:
-        table = tomllib.loads(_read(file, _TOML_BYTES, "1 MiB").decode())
+        table = read_toml(_read(file, TOML_BYTES, f"{TOML_BYTES // 1024} KiB").decode())
     except UnicodeDecodeError as e:
         raise BadModel(f"{file} is not UTF-8 text (at byte {e.start})") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
+    except ValueError as e:
         raise BadModel(f"{file} is not TOML: {str(e)[:_SHOWN]}") from None
     factory = table.pop("factory", None)
     if not isinstance(factory, str | None):
@@ -400,6 +410,8 @@ def _told_as_folder(folder: ModelFolder, name: str) -> Iterator[None]:
 
 def _bad_model(folder: ModelFolder, name: str, factory: str, error: ConfigError) -> BadModel:
     text = str(error).removeprefix(f"models.{name}: {factory}: ")  # names that mean nothing to the folder's author
+    if isinstance(error.__cause__, OptionMisfit):
+        text = text_without_secrets(error.__cause__.for_folder)
     return BadModel(f"{folder.source}: {folder.place.retold(text)[:500]}")
 
 

@@ -17,7 +17,7 @@ from gateway.catalog.limits import RepositoryLimits
 from gateway.catalog.repository import Repository
 from gateway.config import LMIConfig
 from gateway.config.properties import text_options
-from gateway.config.text import show, text_without_secrets
+from gateway.config.text import dotted, show, text_without_secrets
 from gateway.errors import Conflict, GatewayError, LoadFailed, NotFound, Unavailable
 from gateway.workers.snapshot import ModelStatus
 from gateway.workers.states import State
@@ -33,6 +33,11 @@ gateway_log = logging.getLogger("gateway")
 _LISTED = 10_000  # entries of each root that are read for a list
 _LONGEST_NAME = 255  # bytes, of a folder: NAME_MAX of Linux
 # Seconds beyond `unload_timeout` for cancelled sessions and the clean-up of load(); the worker bounds both.
+OLD_CODE = (
+    "made again by the code that this server had already loaded: a changed file was not read. To read it, start the server "
+    "anew (with --processes above 1: send SIGHUP), or run the model in processes (models.NAME.process.enabled = true)"
+)
+"""The remark about a model of this process that was loaded again: Python imports a module once."""
 _UNLOAD_GRACE = 15.0
 
 
@@ -225,8 +230,16 @@ class ModelControl:
         text_options(self._lmi, spec.options)
         self._repository.check_room(name, spec.memory)
         await supervisor.reload(spec, self._limits.unload_timeout if patience is None else patience)
-        gateway_log.info("model reloaded", extra={"model": name, "version": spec.version})
+        gateway_log.info("model reloaded", extra={"model": name, "version": spec.version, "code": self.code_of(name)})
         return supervisor.models[name]
+
+    def code_of(self, name: str) -> str:
+        """Returns the remark about the code of a model that was loaded again; empty if it was read, as in a folder or in
+        processes."""
+        worker = self._supervisor.workers.get(name)
+        if worker is None or worker.in_processes or name in self._repository.names:
+            return ""
+        return OLD_CODE.replace("NAME", dotted((name,)))
 
     async def restart(self, name: str, number: int) -> None:
         """Replaces one process of a model in service, by its number; returns when the new process takes sessions. Sessions

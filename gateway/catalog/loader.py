@@ -10,7 +10,17 @@ from typing import final
 import trio
 
 from gateway.catalog.entry import GRACE, UNLOAD_GRACE, Entry, EntryState, LoadStep, anew
-from gateway.catalog.folder import ModelFolder, find_folder, forget, load_error, make_spec, read_folder, started_model
+from gateway.catalog.folder import (
+    ModelFolder,
+    changed,
+    find_folder,
+    forget,
+    has_changed,
+    load_error,
+    make_spec,
+    read_folder,
+    started_model,
+)
 from gateway.catalog.holdings import Holdings
 from gateway.catalog.limits import RepositoryLimits
 from gateway.catalog.process_memory import give_back
@@ -119,6 +129,12 @@ class ModelLoader:
                 return
             except InsufficientStorage as e:
                 full = anew(e)
+            except LoadFailed as e:
+                if not await run_step(partial(has_changed, folder), limiter=self.reads):
+                    raise
+                # its parts are not of one model
+                log.info("folder has changed", extra={"model": entry.name, "reason": e.message})
+                raise changed(entry.name, folder.place) from None
             entry.load_scope.deadline = float("inf")
             if not await self._discard(entry, GRACE):
                 raise anew(full)
@@ -132,9 +148,12 @@ class ModelLoader:
                 raise anew(full)
 
     def _read(self, entry: Entry) -> ModelFolder:
-        path = find_folder(entry.url, self._limits.roots, shown=entry.shown)
         limits = self._limits
-        return read_folder(path, code=limits.code_roots, defaults=limits.defaults, shown=entry.shown)
+        try:
+            path = find_folder(entry.url, limits.roots, shown=entry.shown)
+            return read_folder(path, code=limits.code_roots, defaults=limits.defaults, shown=entry.shown)
+        except OSError:  # a link that is no link any more, when it is followed
+            raise changed(entry.name, entry.shown or show(entry.url)) from None
 
     async def _bring_in_once(self, entry: Entry, folder: ModelFolder) -> None:
         self._holdings.reserve(entry, max(folder.need, entry.measured))

@@ -14,7 +14,7 @@ from gateway.catalog.process_model import SHARED, described_fields
 from gateway.config import ModelConfig
 from gateway.config.problem import ConfigError
 from gateway.errors import GatewayError
-from gateway.instances.child import told, trace_of
+from gateway.instances.child import told
 from gateway.instances.memory import SharedMemory
 from gateway.instances.messages import Describe, Described, Failed, Hello, Message
 from gateway.instances.pipe import Pipe
@@ -24,6 +24,7 @@ from gateway.instances.trio_child import TrioChild
 from gateway.version import version
 from models.errors import is_failure
 from models.spec import ModelSpec
+from models.tracebacks.text import text_of
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def _describe(message: Describe) -> tuple[ModelSpec | None, Message]:
     except BaseException as e:
         if not is_failure(e):
             raise
-        return None, Failed(told(e), trace_of(e))
+        return None, Failed(told(e), text_of(e))
 
 
 def _of_folder(message: Describe) -> ModelSpec:

@@ -27,7 +27,7 @@ from gateway.instances.instance import Instance, InstanceEnded, RaisedThere
 from gateway.instances.memory import Arena
 from gateway.instances.messages import Describe, Described, Failed, Folder, Frames, Hello, encoded, frames_of
 from gateway.instances.pipe import give_back_idle
-from gateway.instances.spawn import Exit, Process, ProcessPlan, innermost_line, supported
+from gateway.instances.spawn import CrashOutput, Exit, Process, ProcessPlan, innermost_line, supported
 from gateway.version import version
 from gateway.workers.restart_policy import decide, within_period
 from gateway.workers.snapshot import InstanceStatus
@@ -35,6 +35,7 @@ from models.blocking import detached, throw
 from models.messages import Family, InferRequest
 from models.spec import LOAD_TIMEOUT, Batching, Model, ModelSpec, RestartPolicy, TensorSpec, WarmupFailed, warm_up
 from models.spec import Load as Loading
+from models.tracebacks.text import explains
 
 log = logging.getLogger("gateway.worker")
 
@@ -70,6 +71,7 @@ def spec_of_fields(name: str, said: dict[str, Any], load: Loading) -> ModelSpec:
     kinds: dict[str, Any] = {
         "family": Family, "inputs": tuple[TensorSpec, ...] | None, "outputs": tuple[TensorSpec, ...] | None,
         "restart": RestartPolicy, "batching": Batching | None, "parameters": frozenset[str] | None,
+        "subprotocols": tuple[str, ...],
     }  # fmt: skip
     values = {key: msgspec.convert(value, kinds[key]) if key in kinds else value for key, value in said.items()}
     return ModelSpec(name=name, load=load, **values)
@@ -302,10 +304,11 @@ async def _described_soon(kept: _Kept, describe: Describe) -> Described:
     """Does the same as `_described` without blocking the loop, and without a limit of time."""
     process, heard = kept.process, _Heard(kept)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(process.socket))
+    crash = CrashOutput()
 
     def printed(output: str, line: str) -> None:
         extra = {"model": describe.name, "instance": 0, "pid": process.pid, "stream": output, "line": line}
-        log.info("model output", extra=extra)
+        log.log(crash.level(output, line), "model output", extra=extra)
 
     found: Described | ConfigError | GatewayError | None = None
     async with trio.open_nursery() as nursery:
@@ -491,7 +494,7 @@ class Instances(InstanceCalls):
         said = "instance ended" if wait is not None else "instance given up"
         reason = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
         extra = {"model": self._spec.name, "instance": number, "pid": pid, "reason": reason, "restart_in": wait}
-        log.error(said, extra=extra, exc_info=error)
+        log.error(said, extra=extra, exc_info=explains(error))
         del error
         if wait is None:
             self.given_up.add(number)
@@ -600,7 +603,7 @@ class Instances(InstanceCalls):
     def _not_restarted(self, number: int, old: Instance | None, error: Exception, pid: int, replaced: bool) -> str:
         reason = text_without_secrets(f"{type(error).__name__}: {error}")[:300]
         extra = {"model": self._spec.name, "instance": number, "pid": pid, "reason": reason}
-        log.error("instance not restarted", extra=extra, exc_info=error)
+        log.error("instance not restarted", extra=extra, exc_info=explains(error))
         return reason if old is None or old.lost else f"{reason}; the old process goes on"
 
     async def _warm(self, instance: Instance) -> None:

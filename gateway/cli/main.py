@@ -349,7 +349,8 @@ Exit status: 0 complete; 1 refused, or the model failed; 2 wrong command line;
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="Keep the answer: .npy for tensors, .wav for samples, else the bytes.",
+    help="Keep the answer: .npy for tensors, .wav for samples, .txt for texts, another name for the kind of the first "
+    "part. Parts of the other kind are printed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: head, token, part or tensor, end.")
 @click.option(

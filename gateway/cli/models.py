@@ -136,7 +136,7 @@ def unload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, **where
 @click.pass_obj
 def reload(given: CommandLine, /, names: tuple[str, ...], as_json: bool, patience: float | None, **where: Any) -> NoReturn:
     """Load models anew, one after the other. Each answers meanwhile; if the new version cannot be loaded, the old one serves
-    on. Code is read again if the model is a folder of the repository; other code is read when a server starts."""
+    on. The answer says if the code was not read again, and what to do."""
     _change(given, where, "reload", names, as_json, {"patience": patience})
 
 
@@ -252,8 +252,8 @@ COMMANDS = (list_models, load, unload, reload, restart, live, drain)
 @_asking
 @click.pass_obj
 def top(given: CommandLine, /, once: bool, interval: float, as_json: bool, **where: Any) -> NoReturn:
-    """Say who is slow on a running server: the verdict and the bar of parts that proves it, both of the last minute; how
-    each model fares; which streams have waited longest. Rates are those between two looks. It changes nothing.
+    """Say who is slow on a running server: the verdict, the bar of parts that proves it, and how each model fares, all of
+    the last minute; which streams have waited longest now. It changes nothing.
 
     Keys: q quits, s sorts streams by another column, f shows those that wait for one thing alone, p pauses."""
 
@@ -267,7 +267,7 @@ def top(given: CommandLine, /, once: bool, interval: float, as_json: bool, **whe
                     if once:
                         break
         elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-            click.echo("\n".join(screen.once(plane, interval)))
+            click.echo("\n".join(screen.once(plane)))
         else:
             screen.watch(plane, interval)
         return DONE
@@ -318,6 +318,8 @@ def _change(
                 status = FAILED
             else:
                 click.echo(json.dumps(model) if as_json else f"{escape(model['name'])}: {model['state']}")
+                if "code" in model and not as_json:
+                    click.echo(f"{escape(model['name'])}: {escape(model['code'])}", err=True)
         return status
 
     _ask(given, where, asked)

@@ -133,7 +133,7 @@ async def _serve(
             # Start-up objects live as long as the process: freeze them so that the GC skips them.
             gc.collect()
             gc.freeze()
-            nursery.start_soon(give_back_at_rest)
+            nursery.start_soon(give_back_at_rest, gateway.rest)
             await gateway.stopped()
             nursery.cancel_scope.cancel()
     return told(gateway.drain_report, config.drain.report)

@@ -160,7 +160,7 @@ class EventStreamAnswer(Answer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._decoder, self._last = SSEDecoder(), False
+        self._decoder, self._last = SSEDecoder(max_event=v2.ANSWER_LIMITS.json), False
 
     def _read(self, data: Buffer) -> None:
         self._decoder.receive_data(data)
@@ -256,7 +256,7 @@ class InferFramesAnswer(InferEventsAnswer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._frames = v2.FrameDecoder()
+        self._frames = v2.FrameDecoder(json=v2.ANSWER_LIMITS.json)
 
     def _read(self, data: Buffer) -> None:
         self._frames.receive_data(data)
@@ -270,13 +270,14 @@ class InferFramesAnswer(InferEventsAnswer):
 
 
 class EventsAnswer(Answer):
-    """SageMaker's event stream; each message is the bytes of a part. `states` has the completion of each, `failure` the
-    error in band, with the name of its exception."""
+    """SageMaker's event stream; each message is the bytes of a part. `states` has the completion of each, `texts` is
+    True for each that is declared as text, and `failure` has the error in band, with the name of its exception."""
 
     def __init__(self) -> None:
         super().__init__()
         self._decoder = bidi.ResponseDecoder()
         self.states: list[bidi.Completion | None] = []
+        self.texts: list[bool] = []
         self.failure: bidi.StreamFailure | None = None
 
     def _read(self, data: Buffer) -> None:
@@ -290,6 +291,7 @@ class EventsAnswer(Answer):
             if isinstance(event, bidi.PayloadPart):
                 self.messages.append(bytes(event.data))
                 self.states.append(event.completion)
+                self.texts.append(event.data_type is bidi.DataType.UTF8)
             else:
                 self.failure = event
                 self._fail(event.message or event.exception_type)

@@ -19,11 +19,16 @@ from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
 from protocols.errors import RemoteProtocolError
 from protocols.events import TURN, Buffer, ConnectionEnd, Data, End, Head, Headers, Request, Reset, Response, Sent, Signal
+from protocols.floods import INTERIM_HEADS
 from protocols.http1.connection import HTTP1Connection
 from protocols.http2.connection import HTTP2Connection
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection
 from protocols.websocket.handshake import check_response, end_of_input, offered_end_of_input, request_headers
+from protocols.websocket.limits import WebSocketLimits
+
+_STEPS = 32  # events and receives without a checkpoint
+_LARGEST_FRAME = 1024**3  # bytes: an answer of tensors is one frame
 
 
 class Machine(Protocol):
@@ -62,6 +67,8 @@ class Peer:
         self._given = False
         self._received = trio.lowlevel.ParkingLot()
         self._ended = False  # the server has closed its side
+        self._steps = 0  # events and receives since the last checkpoint, or a few more
+        self._interim = 0  # heads of status 1xx in a row
         self.end_of_input: bytes | None = None
         """The text that a WebSocket's server takes for the end of the input; None if it has named none."""
         self.subprotocol: bytes | None = None
@@ -102,7 +109,13 @@ class Peer:
     async def next_event(self) -> Any:
         """The next event; ConnectionEnd at the end of the stream. It also writes the bytes that are ready, but never waits
         to write alone: two ends with full buffers would wait for each other. A server that takes no more bytes may still
-        have sent its reason, so a failed write does not end the reading."""
+        have sent its reason, so a failed write does not end the reading. RemoteProtocolError also for a server that sends
+        INTERIM_HEADS of status 1xx in place of an answer.
+
+        Other tasks run, and deadlines hold, also while the server sends without a pause."""
+        self._steps += 1
+        if self._steps > _STEPS:
+            await self._let_others_run()
         while isinstance(event := self.machine.next_event(), Signal):
             if event is TURN:
                 await trio.lowlevel.checkpoint()
@@ -120,7 +133,18 @@ class Peer:
             else:
                 self.machine.receive_data(self._buffer[:n])
             self._received.unpark_all()
+            self._steps += 1
+            if self._steps > _STEPS:
+                await self._let_others_run()
+        if type(event) is Response:
+            self._interim = self._interim + 1 if event.status < 200 and event.status != 101 else 0
+            if self._interim > INTERIM_HEADS:
+                raise RemoteProtocolError(f"more than {INTERIM_HEADS} heads of status 1xx, the last of {event.status}")
         return event
+
+    async def _let_others_run(self) -> None:
+        self._steps = 0
+        await trio.lowlevel.checkpoint()
 
     async def wait_room(self, stream: int) -> None:
         """Waits until the stream may queue more bytes. Another task must be receiving, as that reads the window updates."""
@@ -204,7 +228,7 @@ async def websocket(transport: Transport, path: str, *, authority: bytes = b"loc
     offers = [offer for name, value in headers if name == b"sec-websocket-protocol" for offer in value.split(b",")]
     subprotocol = check_response(key, response, subprotocols=[offer.strip(b" \t") for offer in offers])
     assert isinstance(handshake.machine, HTTP1Connection)
-    machine = WebSocketConnection(Role.CLIENT, mask=lambda: secrets.token_bytes(4))
+    machine = WebSocketConnection(Role.CLIENT, WebSocketLimits(part=_LARGEST_FRAME), mask=lambda: secrets.token_bytes(4))
     machine.receive_data(handshake.machine.switch())
     peer = Peer(transport, machine)
     peer.subprotocol = subprotocol

@@ -10,7 +10,7 @@ from models.errors import ModelError
 from models.formatters import Input, InputFormatter, OutputFormatter, TextGenerationOutput, TextInput, TextSequence
 from models.messages import Token
 from protocols import lmi
-from protocols.strict_json import JSONError, loads
+from protocols.json.strict import JSONError, loads
 
 _FORMS = frozenset(form.value for form in lmi.Formatter)
 

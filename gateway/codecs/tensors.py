@@ -51,9 +51,9 @@ def outputs_of(response: InferResponse) -> tuple[list[v2.V2Tensor], int]:
             _check_output(t)
             # BYTES that the model has not read leave as the bytes that came.
             data = t.given if type(t) is BytesTensor else t.data
-        parameters = dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
-        outputs.append(v2.V2Tensor(name=t.name, datatype=t.datatype, array=data, parameters=parameters))
-        size += data.size if t.datatype != "BYTES" else data.size * _HEAVIER
+        datatype, parameters = t.datatype, dict(t.parameters) if t.parameters else v2.NO_PARAMETERS
+        outputs.append(v2.V2Tensor(name=t.name, datatype=datatype, array=data, parameters=parameters))
+        size += data.size if datatype != "BYTES" else data.size * _HEAVIER
     return outputs, size
 
 

@@ -32,12 +32,22 @@ CONTAINER_DEFAULTS: Mapping[Key, str] = {
 """Defaults if one of SageMaker's variables is set or one of its folders exists."""
 
 
+PLATFORM_DEFAULTS: Mapping[Key, str] = {
+    # SageMaker's callers choose the path and the query of a WebSocket.
+    ("websocket", "any_path"): "all",
+}
+"""Defaults if SageMaker chooses the port: then it is the only caller."""
+
+
 def container_defaults(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]]:
     """Each setting that the environment gives a default, as text, and the name of the variable or folder that does. An
     empty variable is unset."""
     for variable, path in VARIABLES.items():
         if value := environ.get(variable):
             yield path, value, variable
+    if environ.get(BIND_TO_PORT):
+        for path, value in PLATFORM_DEFAULTS.items():
+            yield path, value, BIND_TO_PORT
     if sign := sign_of(environ):
         for path, value in CONTAINER_DEFAULTS.items():
             yield path, value, sign

@@ -61,6 +61,9 @@ def warnings(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, 
     if is_exposed(config) and not closes(config) and not access.public and not sign_of(environ):
         hint = "set access.keys_file, or access.public = true where everybody may"
         yield "everybody who reaches this server may call it", {"host": config.listen.host, "hint": hint}
+    if config.websocket.any_path is True:
+        hint = 'write "outside-v1", which it means now, or "all" for every path, as before'
+        yield "websocket.any_path = true leaves the paths of /v1 out", {"setting": "websocket.any_path", "hint": hint}
     metrics = config.metrics
     if metrics.port >= 0 and not (is_local(metrics.host) or metrics.token_file):
         hint = "set metrics.token_file, or let the scraper alone reach it"

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, final
+from typing import Any, Literal, final
 
 from msgspec.inspect import BoolType, DictType, IntType, LiteralType, Metadata, StrType, type_info
 
@@ -48,6 +48,8 @@ class Setting:
     computed: str = ""
     """The default in words, if `default` is only its value on this machine, or None."""
     choices: tuple[str, ...] = ()
+    was_flag: bool = False
+    """True and false are allowed too, for files that were written when it was a flag."""
     low: float = 0
     high: float = MOST
     above: bool = False
@@ -155,13 +157,20 @@ def _setting(section: type[Any], path: Key, hint: Any, field: dataclasses.Field[
         type=hint,
         default=None if default is dataclasses.MISSING else default,
         computed=computed,
-        choices=typing.get_args(hint) if isinstance(info, LiteralType) else (),
+        choices=_choices(hint),
+        was_flag=extra.get("was_flag", False),
         low=(low if above is None else above) or 0,
         high=MOST if high is None else high,
         above=above is not None,
         pattern=extra.get("pattern", ""),
         wanted=extra.get("wanted", ""),
     )
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The values of a Literal, in their order, also inside Annotated and a union."""
+    inner = typing.get_args(hint)
+    return inner if typing.get_origin(hint) is Literal else next(filter(None, map(_choices, inner)), ())
 
 
 def _said(hint: Any) -> tuple[Any, dict[str, Any]]:

@@ -20,11 +20,12 @@ from gateway.config.environment import container_defaults, option_defaults, unse
 from gateway.config.exposure import wrong_access
 from gateway.config.fields import MOST, NAMES, OPEN, SECTIONS, SETTINGS, Setting, spelt, template
 from gateway.config.problem import ConfigError, Problem
-from gateway.config.text import Key, dotted, parse_duration, parse_size, plain, show, toml_value, without_secrets
+from gateway.config.text import Key, dotted, parse_duration, parse_size, plain, read_toml, show, toml_value, without_secrets
 from gateway.config.tree import Config, ModelConfig, TensorConfig, Unit
 
 # A statement is read again with each line that it goes on for; one that is longer is not worth that.
 _LONGEST = 200
+_FILE_BYTES = 1024**2
 
 
 def lines_of(text: str) -> dict[Key, int]:
@@ -348,13 +349,17 @@ def _words(path: Key) -> set[str]:
 def _read(file: Path) -> tuple[dict[str, Any], Mapping[Key, int]]:
     """The content of a file, and the line of each value."""
     try:
-        text = file.read_text(encoding="utf-8")
-        return tomllib.loads(text), lines_of(text)
+        with file.open("rb") as opened:
+            data = opened.read(_FILE_BYTES + 1)
+        if len(data) <= _FILE_BYTES:
+            text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
+            return read_toml(text), lines_of(text)
+        why = "is larger than 1 MiB"
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
         why = f"is not UTF-8 text (at byte {error.start})"
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except ValueError as error:
         why = f"is not TOML: {error}"
     raise ConfigError(Problem(text=f"{plain(str(file))}: {why}", where=str(file)))
 
@@ -400,8 +405,8 @@ def _service_link(name: str, value: str) -> bool:
 def _override_path(key: str, source: str) -> Key:
     node: Any
     try:
-        node = tomllib.loads(f"{key} = 0")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        node = read_toml(f"{key} = 0")
+    except ValueError:
         node = {}
     path: list[str] = []
     while isinstance(node, dict) and len(node) == 1:

@@ -73,7 +73,8 @@ def _form(setting: Setting) -> dict[str, Any]:
         case Unit.SECONDS:
             return {"anyOf": [form, _quantity(DURATION_UNITS)]}
         case Unit.CHOICE:
-            return {"type": "string", "enum": list(setting.choices)}
+            of_strings = {"type": "string", "enum": list(setting.choices)}
+            return {"anyOf": [of_strings, {"type": "boolean"}]} if setting.was_flag else of_strings
         case Unit.TEXT if setting.pattern:
             return {**form, "pattern": _whole(setting.pattern)}
         case Unit.ADDRESSES:

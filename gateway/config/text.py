@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias
 from urllib.parse import unquote_plus
+
+from protocols.floods import TOML_PARTS, TOML_WORD
 
 Key: TypeAlias = tuple[str, ...]
 
@@ -53,11 +55,64 @@ def written_size(size: int) -> str:
     return toml(size)
 
 
+# Strings of several lines, strings and comments, each passed over whole; what counts in a text; a word that is too long.
+_TOML = re.compile(
+    r""""{3}(?:[^"\\]|\\[\s\S]|""?(?!"))*+(?:"{3,5})?|'{3}(?:[^']|''?(?!'))*+(?:'{3,5})?"""
+    r"""|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|\#[^\n]*+|[\[\]{}.=,\n]"""
+    rf"""|[^\s"'\#\[\]{{}}.=,]{{{TOML_WORD + 1}}}"""
+)
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """The content of a TOML document; ValueError for any other text, and for one that is deeper or has longer words than a
+    person writes. The time of the stdlib's reader grows with the square of a key's parts, and it recurses for each array."""
+    _check_toml(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError as e:
+        raise ValueError(str(e)) from None
+
+
+def _check_toml(text: str) -> None:
+    """Raises ValueError for keys and values inside each other of more than TOML_PARTS parts, and for a longer bare word than
+    TOML_WORD. It looks at each character once, and finds no other mistake."""
+    inside: list[int] = []  # the parts that each open bracket adds to `around`
+    around = dots = 0
+    in_value = False
+    for token in _TOML.finditer(text):
+        match token[0]:
+            case ".":
+                dots += not in_value
+                if around + dots >= TOML_PARTS:
+                    raise ValueError(f"line {_line(text, token)} has a key of more than {TOML_PARTS} parts")
+            case "\n" | ",":
+                dots, in_value = 0, False
+            case "=":
+                in_value = True
+            case "[" | "{":
+                head = not around and not in_value  # begins a table: its brackets hold a key
+                inside.append(0 if head else dots + 1)
+                around += inside[-1]
+                if around > TOML_PARTS:
+                    raise ValueError(f"line {_line(text, token)} has values more than {TOML_PARTS} deep")
+                dots, in_value = 0, False
+            case "]" | "}" if inside:
+                around -= inside.pop()
+                dots, in_value = 0, True
+            case word if len(word) > TOML_WORD and word[0] not in "\"'#":
+                said = f"{word[:20]}..."
+                raise ValueError(f"line {_line(text, token)} has a word of more than {TOML_WORD} characters: {said}")
+
+
+def _line(text: str, token: re.Match[str]) -> int:
+    return text.count("\n", 0, token.start()) + 1
+
+
 def toml_value(text: str) -> Any:
     """The value that TOML reads, or the text itself if it is not TOML, so that a word needs no quotes."""
     try:
-        document = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        document = read_toml(f"value = {text}")
+    except ValueError:
         return text
     return document["value"] if len(document) == 1 else text
 
@@ -141,6 +196,10 @@ _MEMBER = re.compile(
 _ITEM = re.compile(
     rf"""(?P<quote>["'])(?P<name>[^"'\\\s]{{1,100}})(?P=quote)\s{{0,8}}:\s{{0,8}}(?P<value>{_QUOTED}|[^\s,{{}}\[\]"']+)"""
 )
+_STRING = re.compile(_QUOTED)
+_FRAME = re.compile(
+    r'(?P<indent>[ |]*)File "[^"]+", line \d+(?:, in .+)?$'
+)  # a line of a traceback; its source is behind it
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[^\s\"',;]+")
 _KNOWN = re.compile(
     r"(?<![\w-])eyJ[\w-]+\.[\w-]+\.[\w-]*"  # a JWT: {" in base64
@@ -195,12 +254,58 @@ def says_secret(name: str) -> bool:
 def text_without_secrets(text: str) -> str:
     """A text with what is a secret by its form masked: users and passwords of URLs, values of members whose names say
     secret (`?api_key=x`, `password=x`, `"token": "x"`), PEM blocks, bearer tokens, JWTs, and keys that begin as those of
-    AWS, Hugging Face, OpenAI, GitHub, Slack and this gateway do."""
+    AWS, Hugging Face, OpenAI, GitHub, Slack and this gateway do. In the source lines of a traceback only what is written out
+    can be a secret: `token="x"` is masked, `token=next(tokens)` is not."""
+    if 'File "' not in text:
+        return _masked_text(text)
+    told, source, indent = list[str](), list[str](), None
+    done: list[str] = []
+
+    def flush(lines: list[str], mask: Callable[[str], str]) -> None:
+        if lines:
+            done.append(mask("\n".join(lines)))
+            lines.clear()
+
+    for line in text.split("\n"):
+        if (frame := _FRAME.match(line)) is not None:
+            flush(source, _masked_source)
+            told.append(line)
+            indent = len(frame["indent"])
+        elif indent is not None and len(line) - len(line.lstrip(" |")) > indent:
+            flush(told, _masked_text)
+            source.append(line)
+        else:
+            flush(source, _masked_source)
+            told.append(line)
+            indent = None
+    flush(source, _masked_source)
+    flush(told, _masked_text)
+    return "\n".join(done)
+
+
+def _masked_text(text: str) -> str:
     text = _PEM.sub(MASK, text)
     text = _USER.sub(f"{MASK}@", text)
     text = _MEMBER.sub(_member, text)
     text = _ITEM.sub(_member, text)
     return _KNOWN.sub(MASK, _BEARER.sub(rf"\1{MASK}", text))
+
+
+def _masked_source(lines: str) -> str:
+    lines = _PEM.sub(MASK, lines)
+    lines = _USER.sub(lambda found: found[0] if "{" in found[0] else f"{MASK}@", lines)
+    lines = _MEMBER.sub(_literal, lines)
+    lines = _ITEM.sub(_literal, lines)
+    lines = _STRING.sub(lambda found: _MEMBER.sub(_in_string, found[0]), lines)
+    return _KNOWN.sub(MASK, _BEARER.sub(lambda found: found[0] if "{" in found[0] else f"{found[1]}{MASK}", lines))
+
+
+def _in_string(found: re.Match[str]) -> str:
+    return found[0] if found["value"].startswith("{") else _member(found)
+
+
+def _literal(found: re.Match[str]) -> str:
+    return _member(found) if len(found["value"]) > 2 and found["value"][0] in "\"'" else found[0]
 
 
 def _member(found: re.Match[str]) -> str:

@@ -81,6 +81,16 @@ OpenRoutes: TypeAlias = Annotated[
     matching(r"model-ready|metadata", 'a list of "model-ready" and "metadata"', unit=Unit.TEXTS),
 ]
 
+Subprotocols: TypeAlias = Annotated[
+    tuple[str, ...],
+    matching(
+        r"(?!everywire\.key\.)[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}",
+        'a list of subprotocols, such as ["audio.v1"], each 1 to 128 letters, digits and !#$%&\'*+.^_`|~-, none beginning '
+        "with everywire.key.",
+        unit=Unit.TEXTS,
+    ),
+]
+
 Devices: TypeAlias = Annotated[
     tuple[str, ...],
     matching(r"[!-~]([ -~]*[!-~])?", 'a list of devices, none of them empty, such as ["0", "1"]', unit=Unit.TEXTS),
@@ -97,6 +107,10 @@ BearerToken: TypeAlias = Annotated[str, matching(r"([!-~]{16,})?", "16 or more v
 FieldName: TypeAlias = Annotated[str, matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", "the name of a header field, or empty")]
 # Braces are a pattern's, where the path stands in a route.
 WebSocketPath: TypeAlias = Annotated[str, matching(r"/[!-z|~]*", "a path that begins with /, without { and }")]
+Upgrades: TypeAlias = Annotated[
+    Literal["outside-v1", "all", "none"] | bool, Meta(extra={"unit": Unit.CHOICE, "was_flag": True})
+]
+"""The paths at which WebSockets reach a model. It was a flag: true is "outside-v1", false "none"."""
 Version: TypeAlias = Annotated[str, matching(r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, '.', '_' and '-'")]
 Factory: TypeAlias = Annotated[
     str,
@@ -252,9 +266,10 @@ class LimitsConfig:
     request_line: Bytes = 8 * KiB
     """HTTP/1.1: bytes of the request line. Beyond: 414."""
     head: Bytes = 32 * KiB
-    """Bytes of request line and header fields together. Beyond: 431."""
+    """Bytes of request line and header fields together. Beyond: 431, in gRPC code 8. HTTP/2: above twice as many, the
+    connection ends."""
     fields: Count = 100
-    """Header fields of a request. Beyond: 431."""
+    """Header fields of a request. Beyond: 431, in gRPC code 8."""
     head_timeout: Seconds = 10.0
     """Time from the first byte of a request to the end of its head. HTTP/2: time for a header block, for the nine bytes that
     begin a frame, and until the first SETTINGS."""
@@ -344,7 +359,7 @@ class LimitsConfig:
     """Bytes of all headers of one event."""
     event_fields: Count = 64
     """Headers of one event."""
-    max_new_tokens: CountOrOff = 65_536
+    max_new_tokens: CountOrOff = 262_144
     """Tokens that a request may ask for in one text sequence. A request for more is refused. 0: no limit."""
     checkpoint_events: Count = 64
     """Events of one connection that the gateway handles before other connections get a turn; two milliseconds of work end
@@ -451,9 +466,12 @@ class WebSocketConfig:
 
     path: WebSocketPath = "/invocations-bidirectional-stream"
     """The path of `bidi.default_model`. Another model's path begins with `/models/NAME`."""
-    any_path: bool = True
-    """True if that model answers WebSockets at every other path too, as a container must: SageMaker's callers choose the
-    path."""
+    any_path: Upgrades = "outside-v1"
+    """The other paths at which that model answers WebSockets. `outside-v1`: those outside of /v1 and /endpoints/*/openai,
+    where OpenAI's clients expect a protocol of their own; a model that the path or a query's `model` names answers itself,
+    or the request gets 404. `all`: every path, whatever path and query name, as a container whose callers choose both: the
+    default where SAGEMAKER_BIND_TO_PORT is set, and always the rule of `listen.bidi_port`. `none`: no other path. true is
+    `outside-v1`, false is `none`."""
     part: Bytes = 16 * MiB
     """Bytes of one frame."""
     check_utf8: bool = False
@@ -531,8 +549,9 @@ class OpenAIConfig:
 
     default_model: str = ""
     """The model of a request that names none. Empty: the only model that fits."""
-    max_tokens: Int31 = 256
-    """Tokens of an answer if the request sets no limit."""
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Tokens of an answer if the request sets no limit. 0: as many as `limits.max_new_tokens`, the model's own limit and the
+    rest of its context allow."""
 
 
 @final
@@ -807,11 +826,17 @@ class ModelConfig:
     warmup: Texts | None = None
     """Bodies of requests that the model answers after each load, before it serves clients. If one fails, the load has
     failed. For text models: a prompt or LMI's JSON; for tensor models: v2's JSON; for models of parts: a text part."""
+    subprotocols: Subprotocols | None = None
+    """Subprotocols of WebSockets that the model speaks. The first that a client offers and that is here is chosen. None if
+    the model does not say: none is chosen, and many clients that offer some then end the connection."""
     inputs: Tensors | None = None
     """Inputs of a tensor model, which v2 checks and shows. Each has a `name`, and may have a `datatype`, a `shape` with -1
     for any size, `optional = true`, and `pad` for batches."""
     outputs: Tensors | None = None
     """Outputs of a tensor model. Each may have `labels`, and `like` for batches."""
+    context: CountOrOff | None = None
+    """Tokens of a prompt and its answer together, for a text model. An answer without a limit ends there at the latest; if
+    the model counts the tokens of prompts, every answer does. 0 if the model does not say: unknown."""
     max_batch_size: CountOrOff | None = None
     """Largest leading batch dimension of each tensor, which its `shape` leaves out. 0 if the model does not say: shapes are
     complete."""
@@ -856,8 +881,9 @@ class AccessConfig:
     """Origins of pages that may call from a browser, besides the server's own; answers then have CORS fields. `*` is any
     origin, and needs `keys_file` or `public`. Empty: no other origin."""
     hosts: HostNames = ()
-    """Names and addresses, without a port, that a request's Host may have. Others get 421. Empty: any Host. Only pages that
-    call a server on loopback must use an address or localhost."""
+    """Names and addresses, without a port, that a request's Host may have. Others get 421, except for
+    health: probes name an address. Empty: any Host. Only pages that call a server on loopback must use an address or
+    localhost."""
     pass_credentials: bool = False
     """True shows models of this process the Authorization, X-Amz-Security-Token and Cookie fields, WebSocket subprotocols
     that are keys, and the signature of a presigned URL, for models that verify callers themselves. A credential that the
@@ -874,14 +900,14 @@ class LogConfig:
     format: Literal["auto", "json", "text"] = "auto"
     """json: one JSON object a line. text: lines for people. auto: text on a terminal, else json."""
     access: Literal["all", "limited", "none"] = "limited"
-    """Exchanges that get a line. With limited, exchanges that were refused, or whose client left, before a model had them
-    get 20 lines at once and 10 a second; the rest are summed up."""
+    """Exchanges that get a line. With limited, exchanges that had no slot of a model get 20 lines at once and 10 a second;
+    the rest are summed up. Probes of health get a line with all alone."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Spans of OpenTelemetry, which needs `everywire[otel]`. Its own environment variables, OTEL_*, have all other settings,
+    """Spans of OpenTelemetry, whose packages must be installed. Its environment variables, OTEL_*, have all other settings,
     and override these. A program that embeds a gateway brings its own provider: there only `enabled` counts."""
 
     enabled: bool = False

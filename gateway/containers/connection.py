@@ -26,6 +26,7 @@ from gateway.config.problem import ConfigError
 from gateway.config.text import parse_duration, parse_size, text_without_secrets
 from gateway.config.tree import Bytes, BytesOrOff, Count, Seconds, SecondsOrOff, Unit
 from gateway.errors import BadRequest, TransportLost
+from gateway.log_limits import LogLimits
 from gateway.net.tls_context import client_context
 from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
@@ -228,6 +229,8 @@ class Container:
         self._dial = dial
         self._authority = address.authority.encode()
         self._websocket_limits = WebSocketLimits(part=limits.part)
+        self.log_limits = LogLimits(container=address.authority)
+        """Limits how often log lines that sessions cause are written."""
         self.heard = False
         """True once a session has received bytes. The task that watches the container's health resets it."""
         self.scratch = memoryview(bytearray(64 * _KIB))
@@ -298,18 +301,21 @@ class Container:
         within: Within,
         allocate: Allocate,
         pay: Callable[[int], bool],
+        subprotocols: Sequence[bytes] = (),
     ) -> tuple[WebSocketConnection, Response, bytes | None]:
-        """Upgrades a connection to a WebSocket. Returns the WebSocket, the head of the answer, and the text that stands for
-        the end of the input, if the container names one (`protocols.websocket.handshake.END_OF_INPUT`). Large frames are
-        received into memory of `allocate` while `pay` allows it. NoAnswer if there was no valid answer; ModelError with the
-        container's status and text if it refused."""
+        """Upgrades a connection to a WebSocket, and offers `subprotocols`. Returns the WebSocket, the head of the answer,
+        and the text that stands for the end of the input, if the container names one
+        (`protocols.websocket.handshake.END_OF_INPUT`). Large frames are received into memory of `allocate` while `pay`
+        allows it. NoAnswer if there was no valid answer; ModelError with the container's status and text if it refused."""
         peer, key = client.http1(transport), secrets.token_bytes(16)
         offered = offered_end_of_input(secrets.token_bytes(16))
-        answer = await self.ask(peer, b"GET", target, [*headers, offered, *request_headers(key)], within)
+        answer = await self.ask(
+            peer, b"GET", target, [*headers, offered, *request_headers(key, subprotocols=subprotocols)], within
+        )
         if answer.status != 101:
             raise await self.refusal(peer, answer, code="HandshakeFailed")
         try:
-            check_response(key, answer)
+            check_response(key, answer, subprotocols=subprotocols)
             end = end_of_input(answer.headers)
         except RemoteProtocolError as e:
             raise NoAnswer(f"the container broke the WebSocket handshake: {e}") from e

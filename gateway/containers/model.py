@@ -30,7 +30,7 @@ from gateway.containers.connection import (
 )
 from gateway.containers.multi_model import NO_MEMORY, ContainerModels
 from gateway.containers.relay import Holding, Relay
-from gateway.credentials import without_credentials
+from gateway.credentials import SUBPROTOCOL, offered_protocols, without_credentials
 from gateway.errors import BadRequest, TransportLost
 from models.errors import ModelError
 from models.messages import Family, Part
@@ -54,6 +54,7 @@ _NOT_FOUND = 404
 _ROOMS = 8
 # A ModelInvocationPath in the service model. It allows the segments . and .., which are refused here.
 _PATH = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
+_SUBPROTOCOL = SUBPROTOCOL.decode()
 _REQUEST_ID = "x-amzn-sagemaker-request-id"
 # The client's headers that a container gets. All others are the platform's own; some hold credentials.
 _ON_HANDSHAKE = (
@@ -195,14 +196,15 @@ class Bridge:
     async def _stream(self, session: Session[Part, Part]) -> None:
         container, call = self._container, session.call
         target, headers = self._target(call), _forwarded(call, _ON_HANDSHAKE)
+        fields = text_headers([(_SUBPROTOCOL, call.headers.get(_SUBPROTOCOL, ""))]) if call.dialect == "websocket" else ()
         within = Within(container.limits.connect_timeout, "connect_timeout")
         try:
             async with container.connect(within) as transport:
                 holding = Holding(getattr(session.channel, "budget", None))
                 machine, answer, end = await container.upgrade(
-                    transport, target, headers, within, holding.allocate, holding.pay_landing
+                    transport, target, headers, within, holding.allocate, holding.pay_landing, offered_protocols(fields)
                 )
-                _reply(session.reply, answer, _IN_REPLY)
+                _reply(session.reply, answer, (*_IN_REPLY, _SUBPROTOCOL))
                 session.accept()
                 await Relay(container, transport, machine, holding, end).run(session)
         except NoAnswer as e:

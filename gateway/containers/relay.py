@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import final
 
 import trio
@@ -257,9 +257,14 @@ class Relay:
         self._machine.give_up(_POLICY_VIOLATION, f"too many {flood.kind} frames")
         self._write()
         facts = {"container": self._container.address.authority, "kind": flood.kind, "count": flood.count}
-        log.warning("flood", extra={**facts, "seconds": round(flood.seconds, 3)})
+        self._log("flood", {**facts, "seconds": round(flood.seconds, 3)}, logging.WARNING)
         self._verdict = _broken(f"{self._named} sent too many {flood.kind} frames")  # after the frames before them
         return True
+
+    def _log(self, event: str, facts: Mapping[str, object], level: int = logging.INFO) -> None:
+        limits = self._container.log_limits
+        limits.tick(trio.current_time())  # there is no timer for it
+        limits.write(log, event, facts, level)
 
     def _meaning_of(self, close: Close) -> ModelError | None:
         """Returns the error that the container's Close means; None for a good end."""
@@ -355,7 +360,7 @@ class Relay:
         if limits.half_close_quiet == math.inf:
             await trio.sleep(_SAID_AFTER)
             extra = {"container": self._container.address.authority, "session": session.id, "setting": "half_close_quiet"}
-            log.info("the client has ended its input, the container cannot be told: waiting for its Close", extra=extra)
+            self._log("the client has ended its input, the container cannot be told: waiting for its Close", extra)
             return
         await self._quiet_for(limits.half_close_quiet)
         if machine.is_open:

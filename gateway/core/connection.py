@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gateway.core.contracts import LAST_WORD, TURN_SECONDS, Hop, Wire
 from gateway.core.exchange import Exchange
-from gateway.core.linger import Linger, Swallowed
+from gateway.core.linger import Linger, Parting, Swallowed
 from gateway.credentials import Door
-from gateway.errors import Closing, Drained, Ending, SlowReader, TransportLost
+from gateway.errors import Closing, Drained, Ending, SlowReader, TransportFlooded, TransportLost
+from gateway.log_limits import LogLimits
 from gateway.net.certificate import read_client
 from gateway.net.tls_transport import TLSTransport
+from gateway.net.transport import arrived_at
 from gateway.party import Party
 from gateway.untrusted_text import unquoted
 from protocols.errors import RemoteProtocolError
-from protocols.events import Buffer, Head, Request, Sent
+from protocols.events import Buffer, Request, Sent
 
 if TYPE_CHECKING:
     from gateway.core.server import Server
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.connection")
 
 _NOTHING: list[Buffer] = []  # never changed
-_READS = 4  # receives before others get their turn
+_COMPLETE = Ending.COMPLETE  # a member of an enum costs three look-ups on each use
+_READS = range(4)  # receives before others get their turn
 _WRITE_AT_MOST = 1024 * 1024
 
 
@@ -76,6 +79,11 @@ class ConnectionWire(Wire, Protocol):
         """Queues the wire's goodbye while there is no exchange; the connection then closes."""
         ...
 
+    def end_with_answer(self) -> None:
+        """Makes its next answer the last one: the client is told with it that the connection ends. Other exchanges go on to
+        their end. A WebSocket goes on."""
+        ...
+
     @property
     def over(self) -> bool:
         """True if the wire will queue nothing more: the connection may close once its output has left."""
@@ -100,12 +108,12 @@ class Connection:
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
         "_blocked_since", "_certificate", "_closed", "_dirty", "_ending", "_hung_up", "_linger", "_lost", "_ready", "_rest",
-        "_soon", "_watch", "behind", "blocked", "brief", "budget", "clock", "completed", "eof", "exchanges", "heavy",
-        "last_received", "last_sent", "leaves_at", "limits", "party", "peer", "pool", "proxies", "reading_paused",
-        "requests", "routed", "server", "strangers", "transport", "whole_answer", "wire",
+        "_short_is_dry", "_soon", "_watch", "behind", "blocked", "budget", "clock", "completed", "eof", "exchanges", "heavy",
+        "last_received", "last_sent", "leaves_at", "limits", "on_bidi_port", "parting", "party", "peer", "pool", "proxies",
+        "reading_paused", "requests", "routed", "server", "strangers", "transport", "whole_answer", "wire",
     )  # fmt: skip
 
-    by_operator = False
+    by_operator, prefix = False, ""
 
     def __init__(
         self,
@@ -116,18 +124,17 @@ class Connection:
         proxies: TrustedProxies | None = None,
     ) -> None:
         """`proxies` may name clients in requests; None if the peer is not a trusted proxy."""
-        self.server, self.transport = server, transport
-        self.limits, self.pool, self.clock = server.limits, server.pool, server.clock
-        self.peer, self.proxies = transport.peer, proxies
+        self.server, self.limits, self.pool, self.clock = server, server.limits, server.pool, server.clock
+        self.transport, self.peer, self.proxies = transport, transport.peer, proxies
         self.exchanges: dict[int, Exchange] = {}
-        self.routed: tuple[Head, Any, Any] | None = None
+        self.routed: Any = None
         self.eof, self.strangers = False, 0
         self.last_received = self.last_sent = self.clock()
         self.leaves_at = server.leaves_at(self.last_received)
         """When its wire asks its client to open another connection."""
         self.requests = self.completed = 0  # exchanges that began, and those that ended complete
-        self.brief = False  # its wire ended it because of what the peer does: the linger is brief
-        self._watch, self._soon = watch, server.turn_soon
+        self.parting: Parting | None = None  # set once its wire refuses its exchanges, because of what the peer does
+        self._watch, self._soon, self._short_is_dry = watch, server.turn_soon, transport.short_is_dry
         self._ready = True  # worth a try to receive
         self.behind = False
         """True while it has received more than it has handed on. Its next turns hand on the rest before it reads."""
@@ -137,27 +144,33 @@ class Connection:
         self._ending = False  # while the wire is told what has left; only after that is its `over` read
         self.whole_answer: bytes | None = None
         """A small whole answer, given to the wire while nothing else was to be sent: that of most unary calls over HTTP/1.1.
-        That wire's machine returns its bytes from `respond` (which says when it does) and queues them too. The next write
-        begins with them. If the transport takes them all, the wire is not asked what to send: it learns from `data_sent`
-        that they have left, and tells their exchange itself. Otherwise they leave as the first of what the wire has queued.
-        Both ways the client gets the same bytes, and the exchange the same ending; this one takes fewer steps."""
+        The wire's machine returns its bytes from `respond` and queues them too. The next write begins with them. If the
+        transport takes them all, the wire is not asked what to send, which is less work: it learns from `data_sent` that
+        they have left, and tells their exchange itself. Otherwise they leave as the first of what is queued."""
         self._rest = _NOTHING  # bytes that the transport did not take
         self.blocked = False
         self._blocked_since: float | None = None
         self._linger: Linger | None = None
         self._lost: Ending | None = None
         self._certificate: ClientCertificate | None = None
-        certificate = self.client_certificate
-        known = certificate is not None and certificate.subject
+        known = ""
+        if isinstance(transport, TLSTransport) and (certificate := self.client_certificate) is not None:
+            known = certificate.subject
         self.party = server.parties.of_certificate(known) if known else Party(self.peer)
         """The party that its exchanges count for: the subject of the client's certificate, else the connection itself."""
         self.budget = server.account_of(self.party)
+        self.on_bidi_port = server.bidi_port > 0 and arrived_at(transport) == server.bidi_port
         self.wire = make_wire(self)
 
     @property
     def door(self) -> Door:
         """Decides which fields of a request models see."""
         return self.server.door
+
+    @property
+    def log_limits(self) -> LogLimits:
+        """The limits of lines that peers can cause."""
+        return self.server.log_limits
 
     @property
     def client_certificate(self) -> ClientCertificate | None:
@@ -220,25 +233,19 @@ class Connection:
 
     def failed(self, error: Exception) -> None:
         """Ends the connection because of an error in it."""
-        ending = Ending.LOST
-        if isinstance(error, TransportLost):
-            log.debug("transport lost", extra={"peer": self.peer, "reason": str(error)})
-            if error.left or self.eof:
-                ending = Ending.CANCELLED
-        else:
-            log.error("connection failed", extra={"peer": self.peer}, exc_info=error)
-        self.lost(ending)
+        self.lost(_ending_by(self, error))
 
     def lost(self, ending: Ending | None = None) -> None:
         """Gives the transport up, if it is not gone already: every exchange ends, then the connection."""
         if self._lost is not None:
             return
-        self._lost = ending or (Ending.CANCELLED if self.eof else Ending.LOST)
+        ending = ending or (Ending.CANCELLED if self.eof else Ending.LOST)
+        self._lost = ending = ending if self.parting is None else Ending.REFUSED  # which its wire has told some of them
         self._rest = _NOTHING
         for act in (self._watch.forget, self.transport.close):
             self._attempt(act)
-        for exchange in list(self.exchanges.values()):
-            self._attempt(exchange.peer_gone, self._lost)
+        if self.exchanges:
+            tell(self, self.exchanges.values(), lambda exchange: exchange.peer_gone(ending))
         self._close_if_over()
 
     def _close_if_over(self) -> None:
@@ -252,8 +259,8 @@ class Connection:
     def _attempt(self, act: Callable[..., None], *arguments: Any) -> None:
         try:
             act(*arguments)
-        except Exception:
-            log.exception("connection failed", extra={"peer": self.peer})
+        except Exception as e:
+            _ending_by(self, e)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -263,7 +270,7 @@ class Connection:
             return
         transport, wire, scratch = self.transport, self.wire, self.server.scratch
         at_most, until = self.limits.checkpoint_events, 0.0
-        for _ in range(_READS):
+        for _ in _READS:
             buffer = None if self.behind else wire.receive_buffer(scratch)
             if buffer is None:
                 self.reading_paused = True
@@ -279,7 +286,7 @@ class Connection:
                 self.eof, self._ready = True, False
                 wire.receive_eof()
             else:
-                if n < len(buffer) and transport.short_is_dry and not self._hung_up:
+                if n < len(buffer) and self._short_is_dry and not self._hung_up:
                     self._ready = False
                     self._watch.want_readable()
                 if buffer is scratch:
@@ -309,8 +316,11 @@ class Connection:
         self.turn_soon()
 
     def _dry(self) -> None:
-        self._ready = self.heavy = False
-        self._watch.want_readable()
+        self._ready = self.heavy = self.transport.behind
+        if self._ready:
+            self.turn_soon()
+        else:
+            self._watch.want_readable()
 
     def pump(self) -> None:
         """Hands on as much of the machine's events as a turn allows, and the rest after others had their turns."""
@@ -453,7 +463,7 @@ class Connection:
             self.lost(Ending.CANCELLED)
             return
         self.reading_paused = False
-        self._linger = Linger(self.clock(), brief=self.brief)
+        self._linger = Linger(self.clock(), brief=self.parting is Parting.BRIEF)
         self.transport.send_eof()
         self._swallow(self._linger)
 
@@ -481,7 +491,7 @@ class Connection:
     def exchange_closed(self, exchange: Exchange) -> None:
         """Forgets an exchange that has its ending and whose task is done."""
         del self.exchanges[exchange.stream]
-        self.completed += exchange.ending is Ending.COMPLETE
+        self.completed += 1 if exchange.ending is _COMPLETE else 0
         self.server.exchange_closed(exchange)
         if self._lost is not None:
             self._close_if_over()
@@ -520,8 +530,7 @@ class Connection:
         if running or not told:
             facts = {"peer": self.peer, "seconds": stall, "setting": "limits.write_stall"}
             self.server.log_limits.write(log, "write stalled", facts)
-        for exchange in running:
-            exchange.interrupt(SlowReader(stall))
+        tell(self, running, lambda exchange: exchange.interrupt(SlowReader(stall)))
         if waited > stall + LAST_WORD or not (running or told):
             self.server.connection_ended(Closing.STALLED)
             self.lost(Ending.LOST)
@@ -531,13 +540,34 @@ class Connection:
         unfinished = [exchange for exchange in self.exchanges.values() if exchange.outbound.finishing is None]
         if len(unfinished) == len(self.exchanges):
             self.lost(Ending.CANCELLED)
-        for exchange in unfinished:
-            exchange.peer_gone(Ending.CANCELLED)
+        else:
+            tell(self, unfinished, lambda exchange: exchange.peer_gone(Ending.CANCELLED))
 
     def drain_now(self) -> None:
         """Interrupts the exchanges that still run: the drain deadline has passed."""
         for exchange in list(self.exchanges.values()):
             exchange.interrupt(Drained("the server is shutting down and its drain deadline (drain.timeout) has passed"))
+
+
+def tell(connection: Connection, exchanges: Collection[Exchange], what: Callable[[Exchange], None]) -> None:
+    """Calls `what` with each of these exchanges of a connection whose peer is not gone: with some at once, with others
+    in later turns, as `Tellings` does."""
+    connection.server.tellings.tell(exchanges, lambda exchange: connection._attempt(what, exchange))
+
+
+def _ending_by(connection: Connection, error: Exception) -> Ending:
+    """Logs the error that ends a connection. Returns the ending of its exchanges."""
+    server, peer = connection.server, connection.peer
+    if isinstance(error, TransportFlooded):
+        server.connection_ended(Closing.FLOOD)
+        server.flooded(peer, "tls", error.flood, sum(e.ending is None for e in connection.exchanges.values()))
+        return Ending.REFUSED
+    if not isinstance(error, TransportLost):
+        if server.log_limits.allows("connection failed", level=logging.ERROR):
+            log.error("connection failed", extra={"peer": peer}, exc_info=error)
+        return Ending.LOST
+    log.debug("transport lost", extra={"peer": peer, "reason": str(error)})
+    return Ending.CANCELLED if error.left or connection.eof else Ending.LOST
 
 
 def socket_hop(transport: Transport) -> list[Hop]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gateway.core.turn import Turn
     from gateway.credentials import Door
     from gateway.errors import Ending, GatewayError
+    from gateway.log_limits import LogLimits
     from gateway.net.proxies import TrustedProxies
     from gateway.party import Party
     from models.session import ClientCertificate
@@ -141,14 +142,23 @@ class Owner(Protocol):
     last_sent: float
     """When the transport last took bytes, on Trio's clock."""
 
+    @property
+    def log_limits(self) -> LogLimits:
+        """Limits how often log lines that peers cause are written."""
+        ...
+
     heavy: bool
     """True if its last turn was not enough for it: it comes after all others, and its exchanges do too."""
 
-    routed: tuple[Head, Any, Any] | None
-    """The last head whose route was found, its `gateway.core.route.Route`, and the access decision, None if there was none.
-    Only the dispatcher uses it."""
+    routed: Any
+    """The last head with its route and access decision. Only the dispatcher uses it."""
     strangers: int
     """How many of its requests were refused because they had no valid key."""
+
+    prefix: str
+    """The path before each path of ours, as clients see them; empty, or without a slash at its end."""
+    on_bidi_port: bool
+    """True if its client has called `listen.bidi_port`."""
     by_operator: bool
     """True if its requests come by the operator plane, which has checked the client: no key or signature is asked for."""
 

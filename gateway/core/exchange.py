@@ -21,12 +21,13 @@ from gateway.errors import (
 )
 from gateway.party import MemoryAccount
 from models.blocking import detached
-from protocols.events import Request
+from protocols.events import Head, Request
 
 if TYPE_CHECKING:
     from gateway.core.contracts import Owner, Wire
     from gateway.keys import Key
     from gateway.party import Party
+    from protocols.buffers import Budget
 
 _FOREVER = float("inf")
 _LEVELS, _DEFAULT_LEVEL = 16, 8  # priority levels, as in `gateway.workers.slots`
@@ -53,13 +54,43 @@ class Exchange:
     """
 
     __slots__ = (
-        "_cancelled_at", "_key", "_made", "_objects", "_returned", "_scope", "account", "arrived_at", "awaited", "began_at",
+        "_cancelled_at", "_made", "_objects", "_returned", "_scope", "account", "arrived_at", "awaited", "began_at",
         "body", "bytes_in", "cancelled", "copied", "deadline", "dialect", "ending", "fail", "fields", "gone", "had_slot",
-        "id", "inbound", "incident", "instance", "interruption", "left_at", "model", "outbound", "own_status", "owner",
-        "parts_in", "permit", "priority", "queued_until", "reply", "request", "reserved", "started_at", "stopped_by",
-        "stream", "time_limits", "waits", "wire", "words",
+        "id", "inbound", "incident", "instance", "interruption", "key", "left_at", "model", "outbound", "own_status",
+        "owner", "parts_in", "permit", "priority", "probe", "queued_until", "reply", "request", "reserved", "started_at",
+        "stopped_by", "stream", "time_limits", "waits", "wire", "words",
     )  # fmt: skip
 
+    account: Budget
+    """The budget that pays for what it holds: its party's."""
+    request: Head
+    """The head of the request; another one once the body was inflated."""
+    fields: dict[bytes, bytes]
+    """The first field of each (lower-case) name."""
+    inbound: Inbound | None
+    """Its body as it arrives. None once the exchange is over, and if the body came whole with the head, until
+    `open_inbound`."""
+    body: bytes | None
+    """All of its body, until it is taken; None if it did not come with the head."""
+    key: Party | None
+    """The party of its request's key, set by `count_for`; None if the request has no key."""
+    permit: Key | None
+    """The rights of its key; None if it has no key: then nothing is forbidden."""
+    deadline: float
+    """The deadline by `time_limits`, on Trio's clock; infinite if there is none."""
+    words: Callable[[Exchange, GatewayError], None] | None
+    """Answers an error before the head, in its dialect's format: commits and finishes the exchange."""
+    fail: Callable[[GatewayError], None] | None
+    """Answers an error in an answer that has begun; takes precedence over `words`."""
+    reply: dict[str, str] | None
+    """Header fields that the model wants in the head of its answer, by lower-case name."""
+    priority: int
+    """The priority level at which it waits for a slot (`gateway.workers.slots`); 0: the request asks for none."""
+    copied: int
+    """Bytes of the body that were copied or inflated, counted each time, on their way into the one buffer that
+    `receive_body` or `whole_body` returned. Bytes received straight into it cost nothing."""
+    reserved: int
+    """Bytes of the budget that pay for the whole body."""
     began_at: float
     """When its work began, on Trio's clock, like all times here; not set before."""
     left_at: float
@@ -84,51 +115,26 @@ class Exchange:
     def __init__(self, owner: Owner, wire: Wire, request: Request, id: str, now: float) -> None:
         self.owner = owner
         self.account = account = owner.budget
-        """The budget that pays for what it holds: its party's."""
         self.wire = wire
         head, body = request.head, request.body
         self.request = head
-        """The head of the request; another one once the body was inflated."""
         self.fields = head.fields
-        """The first field of each (lower-case) name."""
         self.id = id
         self.stream = stream = request.stream
         self.outbound = Outbound(self, owner, wire, stream, now)
         self.inbound = Inbound(self, wire) if body is None else None
-        """Its body as it arrives. None once the exchange is over, and if the body came whole with the head, until
-        `open_inbound`."""
         self.body = body
-        """All of its body, until it is taken; None if it did not come with the head."""
-        self._key: Party | None = None
-        self.permit: Key | None = None
-        """The rights of its key; None if it has no key: then nothing is forbidden."""
+        self.key = self.permit = self.words = self.fail = self.reply = self.waits = None
         self._scope: trio.CancelScope | None = None
-        self.cancelled = False
         self.ending: Ending | None = None
         self.interruption: GatewayError | None = None
         self.deadline = _FOREVER
-        """The deadline by `time_limits`, on Trio's clock; infinite if there is none."""
         self.time_limits: TimeLimits | None = None
-        self.words: Callable[[Exchange, GatewayError], None] | None = None
-        """Answers an error before the head, in its dialect's format: commits and finishes the exchange."""
-        self.fail: Callable[[GatewayError], None] | None = None
-        """Answers an error in an answer that has begun; takes precedence over `words`."""
         self.model = self.dialect = self.incident = ""
-        self.reply: dict[str, str] | None = None
-        """Header fields that the model wants in the head of its answer, by lower-case name."""
-        self.bytes_in = 0
-        self.priority = 0
-        """The priority level at which it waits for a slot (`gateway.workers.slots`); 0: the request asks for none."""
-        self.copied = 0
-        """Bytes of the body that were copied or inflated, counted each time, on their way into the one buffer that
-        `receive_body` or `whole_body` returned. Bytes received straight into it cost nothing."""
+        self.bytes_in = self.priority = self.copied = self.reserved = 0
         self.started_at = self.arrived_at = now
-        self.waits = None
-        self.gone = self._returned = False
-        self.reserved = 0
-        """Bytes of the budget that pay for the whole body."""
-        self._made = 0  # the part of `_objects` that `making` counts
-        self._objects = 0  # bytes of the budget for objects made of its body or for its answer
+        self.gone = self.cancelled = self._returned = self.probe = False  # `probe`: its row is one of health
+        self._objects = self._made = 0  # bytes for objects of its body or answer; the part that `making` counts
         if body:
             self.bytes_in = n = len(body)
             if account.try_reserve(n + PIECE):
@@ -140,17 +146,12 @@ class Exchange:
     @property
     def party(self) -> Party:
         """The party that it counts for: its key's, or else its connection's."""
-        return self._key or self.owner.party
+        return self.key or self.owner.party
 
-    @property
-    def key(self) -> Party | None:
-        """The party of its request's key; None if the request has no key. To be set before the work begins: what the
-        exchange holds by then counts for the key from then on."""
-        return self._key
-
-    @key.setter
-    def key(self, key: Party | None) -> None:
-        self._key, before = key, self.account
+    def count_for(self, key: Party) -> None:
+        """Makes the exchange count for the party of its request's key. To be called before the work begins: what the
+        exchange holds by then counts for the key too."""
+        self.key, before = key, self.account
         if isinstance(before, MemoryAccount) and (after := before.of(self.party)) is not before:
             self.account = after
             before.hand_over(self.held + self.wire.charge(self.stream, after), after)
@@ -173,8 +174,7 @@ class Exchange:
 
     def may_ask(self, model: str) -> bool:
         """True if it has no key, or its key reaches a model of this name."""
-        permit = self.permit
-        return permit is None or permit.reaches(model)
+        return self.permit is None or self.permit.reaches(model)
 
     def ask_priority(self, priority: int) -> None:
         """Sets the level at which it waits for a slot (0: it asks for none), at best what its key allows."""
@@ -254,12 +254,11 @@ class Exchange:
 
     # -- the scope around its work ---------------------------------------------------------------------------------
 
-    def begin(self, scope: trio.CancelScope, turn: Turn) -> None:
+    def begin(self, scope: trio.CancelScope, turn: Turn, now: float) -> None:
         """Begins its work, inside this scope, which only the exchange cancels, and with the turn of this task."""
-        outbound = self.outbound
-        self._scope, outbound.turn = scope, turn
-        self.began_at = now = self.owner.clock()
-        turn.start(outbound, now)
+        self._scope, self.began_at = scope, now
+        self.outbound.turn = turn
+        turn.start(self.outbound, now)
         if self.deadline < _FOREVER:
             scope.deadline = self.deadline
         if self.cancelled:
@@ -339,7 +338,9 @@ class Exchange:
 
     def parks_for(self, what: int) -> None:
         """A task of the exchange waits from now on: for `SLOT`, `INPUT` or `ROOM` of `gateway.core.waits`."""
-        self.waits = waits = self.waits or Waits()
+        waits = self.waits
+        if waits is None:
+            self.waits = waits = Waits()
         waits.begin(what, self.owner.clock())
 
     def has_waited(self, what: int, now: float | None = None) -> None:

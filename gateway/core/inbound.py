@@ -267,6 +267,14 @@ class Inbound:
 
     # -- called by the exchange ------------------------------------------------------------------------------------
 
+    def stalled(self, now: float) -> float:
+        """Seconds since the last byte of an upload that is not whole; 0 if none is under way."""
+        if self.input_ended or self._closed:
+            return 0.0
+        if self.sink is None and (self._reader is None or self.under_way is None or self.under_way() is None):
+            return 0.0
+        return now - self.exchange.arrived_at
+
     def too_slow(self, now: float) -> SlowUpload | None:
         """Returns the error for an upload that is silent or slower than `limits.body_rate`, None if it is neither. An upload
         is a whole body, or a message that has begun. Between messages a stream may be as slow as it likes."""

@@ -20,6 +20,14 @@ _BRIEF_SECONDS, _BRIEF_BYTES = 0.1, 256 * 1024  # for a flooding peer: just enou
 _READS = 4  # receives in one turn: much may arrive
 
 
+class Parting(enum.Enum):
+    """How a connection leaves a peer whose exchanges its wire has refused."""
+
+    USUAL = enum.auto()
+    BRIEF = enum.auto()
+    """It floods: its bytes are received for a moment only."""
+
+
 class Swallowed(enum.Enum):
     """The result of one turn of a linger."""
 

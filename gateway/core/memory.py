@@ -5,11 +5,13 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
 from gateway.errors import Overloaded, Refusal
+from gateway.net.tables import is_hollow
 from gateway.party import MemoryAccount
 from protocols.buffers import mapped
 from protocols.events import Buffer
@@ -68,14 +70,14 @@ class BodyPool:
         else:
             memory = mapped(size)
         lent = np.frombuffer(memory, np.uint8, n)
-        returned, loans, key = self._returned, self._loans, id(memory)
-
-        def back(_: object) -> None:
-            del loans[key]
-            returned.append(memory)
-
-        loans[key] = weakref.ref(lent, back)
+        # no closure: it would be six objects of each stream whose body has begun, and these are collected together
+        self._loans[id(memory)] = weakref.ref(lent, partial(_back, self._loans, self._returned, memory))
         return lent.data
+
+    def rest(self) -> None:
+        """Gives back the room of its table of loans, if nothing is lent. Loans hold the table: it stays the same object."""
+        if not self._loans and is_hollow(self._loans):
+            self._loans.clear()
 
     def _collect(self) -> None:
         while self._returned:
@@ -92,6 +94,11 @@ class BodyPool:
         if self.idle_bytes and now - self._used_at > _IDLE_SECONDS:
             self._idle.clear()
             self.idle_bytes = 0
+
+
+def _back(loans: dict[int, weakref.ref[object]], returned: deque[mmap.mmap], memory: mmap.mmap, _: object) -> None:
+    del loans[id(memory)]
+    returned.append(memory)
 
 
 @final

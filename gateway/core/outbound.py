@@ -59,6 +59,18 @@ class Outbound:
         "wire",
     )
 
+    exchange: Stream
+    """The exchange that it answers; not set once that is over: a cycle would keep both until the GC runs."""
+    open: bool
+    """True while more may be sent: the end is not queued, and the client is not gone."""
+    finishing: Ending | None
+    """The ending that is queued."""
+    charged: int
+    """Bytes of the budget for a message larger than the send buffer, until it has left."""
+    beside: Headers
+    """Fields that are added to the head of its answer: those of CORS."""
+    pieces: list[bytes] | tuple[()]
+    """The pieces that wait; only the Outbound itself adds to them."""
     first_at: float | None
     """When the first bytes of its body had left; None before, and if all of the answer left at once."""
     moved_at: float
@@ -67,25 +79,17 @@ class Outbound:
     def __init__(self, exchange: Stream, owner: Owner, wire: Wire, stream: int, now: float) -> None:
         self._stream = stream
         self.exchange = exchange
-        """The exchange that it answers; not set once that is over: a cycle would keep both until the GC runs."""
         self.owner, self.wire = owner, wire
         self.open = True
-        """True while more may be sent: the end is not queued, and the client is not gone."""
-        self.finishing: Ending | None = None
-        """The ending that is queued."""
-        self.status = self.bytes_out = 0
-        self.charged = 0
-        """Bytes of the budget for a message larger than the send buffer, until it has left."""
+        self.finishing = None
+        self.status = self.bytes_out = self.charged = 0
         self.items = 0  # units that turns have counted for its messages, without the current turn
         self.room_left = 0  # while `bytes_out` is below this, there is room and no checkpoint is due
         self.turn: Turn = NO_TURN
         self.moved_at = self.sent_at = now
         self.first_at = None
         self._writer: trio.lowlevel.Task | None = None  # waits for room
-        self.beside: Headers = ()
-        """Fields that are added to the head of its answer: those of CORS."""
-        self.pieces: list[bytes] | tuple[()] = ()
-        """The pieces that wait; only the Outbound itself adds to them."""
+        self.beside = self.pieces = ()
 
     @property
     def items_out(self) -> int:
@@ -117,9 +121,9 @@ class Outbound:
         if self.bytes_out + n < self.room_left and (left in BETWEEN or (left and self.owner.clock() <= turn.ends)):
             return True
         if left in BETWEEN or not turn.due(n):
-            if self.pieces:
-                self._hand_over()
             room = self.wire.room(self._stream)
+            if self.pieces:
+                room = self._room_behind_pieces(n, room)
             if n <= room and self.finishing is None:
                 if self.status and self.wire.exclusive:
                     sent = self.bytes_out  # the room is counted without the framing of a turn's pieces
@@ -150,6 +154,11 @@ class Outbound:
                 raise no_bytes(self.exchange.account, n)
             self.charged += n
         turn.left -= SENT
+
+    def _room_behind_pieces(self, n: int, room: int) -> int:
+        """The room that the waiting pieces leave of `room`: at least that, and exactly if it is less than n."""
+        room -= sum(map(len, self.pieces)) + len(self.pieces) * FRAMING
+        return room if n <= room else self._room()  # hands them over: their framing may take less
 
     def _room(self) -> int:
         if self.pieces:
@@ -261,7 +270,18 @@ class Outbound:
         ending: Ending = Ending.COMPLETE,
         trailers: Headers | None = None,
     ) -> None:
-        """Queues a whole answer: head, body and end in one call, which leave in one write.
+        """Queues a whole answer: head, body and end in one call, which leave in one write. See `respond_with`."""
+        self.respond_with(status, headers, buffers, ending, trailers)
+
+    def respond_with(
+        self,
+        status: int,
+        headers: Headers,
+        buffers: Sequence[Buffer],
+        ending: Ending = Ending.COMPLETE,
+        trailers: Headers | None = None,
+    ) -> None:
+        """Queues a whole answer, whose body is in `buffers`: head, body and end in one call, which leave in one write.
 
         The head declares the length of the body, unless `trailers` are given, even empty ones: they end it as in `finish`.
         Without a body, HTTP/2 sends one HEADERS frame, which has the fields of the trailers too."""

@@ -79,6 +79,11 @@ class Row(msgspec.Struct, frozen=True):
     signed: bool = False
     """True if an AWS signature, which its handler verifies, gives access."""
 
+    @property
+    def is_health(self) -> bool:
+        """True for health, which says nothing secret: probes have no key, and know no name of the server."""
+        return self.needs is Needs.NOTHING
+
 
 Route: TypeAlias = tuple[Row, Handler, dict[str, Any]]
 """The row of a request, its handler with what the head asks, and what the path captures."""

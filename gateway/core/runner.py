@@ -42,6 +42,7 @@ from gateway.doorbell import Doorbell
 from gateway.errors import GatewayError
 from gateway.histogram import Histogram
 from gateway.net.readiness import ReadinessSource
+from gateway.net.tables import shrunk
 
 log = logging.getLogger("gateway")
 
@@ -82,7 +83,7 @@ _LEAST_GIVEN = 4  # tasks that may start together, at least, however long others
 _BEGIN_AT_ONCE = 64  # exchanges that begin between two checks for ready connections
 _OWNERS_AT_ONCE = 32  # ready connections that the leader calls before it runs their new exchanges and writes their output
 _TURN_SECONDS = 0.005  # seconds that the leader works before other tasks have their turn
-_NOW = math.inf  # for a leader's begin: other tasks have just had their turn
+_NOW = math.inf  # for a begin from which no turn is counted
 _LOOK = 4  # connections that are called, or have their turns, between two looks at the clock
 _TURNS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -193,6 +194,10 @@ class Runner:
         leads = [place.task for place in self._places.values() if place.leads and place.exchange is None]
         return {*(place.task for place in self._idle), *leads[:1]}
 
+    def rest(self) -> None:
+        """Gives back the room of its tables that is empty now."""
+        self._places = shrunk(self._places)
+
     def start(self, exchange: Exchange) -> None:
         """Makes the exchange run when it is its turn."""
         if self._telling:
@@ -204,7 +209,8 @@ class Runner:
         """Gives the exchange to another task; None: that task leads."""
         if self._idle:
             place = self._idle.pop()
-            place.exchange, place.leads = exchange, exchange is None
+            place.exchange = exchange
+            place.leads = exchange is None
             trio.lowlevel.reschedule(place.task)
         else:
             # In our context: the task outlives this call, which may come from an embedder's own context.
@@ -242,23 +248,24 @@ class Runner:
         while True:
             exchange = place.exchange
             if exchange is not None:
-                exchange.begin(place.scope, place.turn)
+                exchange.begin(place.scope, place.turn, self._now())
                 error = None
                 work: Coroutine[Any, Any, None] | None = None
                 try:
                     work = self.work(exchange)
-                    trap = work.send(None)
+                    waits = work.send(None)
                 except StopIteration:  # it did not wait
                     pass
                 except Exception as e:
                     error = self._blame(exchange, e)
                 else:
+                    waits = resumed(work, waits, place.turn)  # in place of its first trap, which this frame would keep
                     try:
-                        await resumed(work, trap, place.turn)
+                        await waits
                     except Exception as e:
                         error = self._blame(exchange, e)
                 finally:
-                    work = trap = None
+                    work = waits = None
                     if scope_of(place.task) is not place.cancel_status:
                         self._tidy(place)
                 if exchange.leave_scope():
@@ -278,12 +285,15 @@ class Runner:
         scope was cancelled, whichever task leads by then."""
         now = trio.lowlevel.current_clock().current_time
         task, begun, heavy, work_of = place.task, self._begun, self._begun_heavy, self.work
+        scope, turn, innermost = place.scope, place.turn, place.cancel_status
         exchange: Exchange | None = None
-        began, left, given = min(place.since, now()), _BEGIN_AT_ONCE, 0
+        at = now()  # when the last exchange was left, or the last look at the clock
+        began, left, given = min(place.since, at), _BEGIN_AT_ONCE, 0
         place.since = _NOW
-        if now() - began > _TURN_SECONDS:
+        if at - began > _TURN_SECONDS:
             await trio.lowlevel.checkpoint()
-            began = now()
+            began = at = now()
+        before = task.context
         while place.leads:
             if left and (begun or heavy):
                 exchange = begun.popleft() if begun else heavy.popleft()
@@ -299,12 +309,12 @@ class Runner:
                         left = 0
                     continue
                 place.exchange = exchange
-                exchange.begin(place.scope, place.turn)
+                exchange.begin(scope, turn, at)
                 error = None
-                before, task.context = task.context, place.context.copy()  # with variables of its own
+                task.context = place.context.copy()  # with variables of its own
                 try:
                     work = work_of(exchange)
-                    trap = task.context.run(work.send, None)
+                    waits: Any = task.context.run(work.send, None)
                 except StopIteration:  # like most, it did not wait: no task was needed
                     task.context = before
                 except Exception as e:
@@ -312,12 +322,13 @@ class Runner:
                     error = self._blame(exchange, e)
                 else:
                     self._promote_follower(place)
+                    waits = resumed(work, waits, turn)
                     try:
-                        await resumed(work, trap, place.turn)
+                        await waits
                     except Exception as e:
                         error = self._blame(exchange, e)
                 finally:
-                    if scope_of(task) is not place.cancel_status:
+                    if task._cancel_status is not innermost:  # `scope_of`, without the call
                         self._tidy(place)
                 if exchange.leave_scope():
                     error = None  # its traceback refers to this frame: a cycle would keep the exchange's memory
@@ -333,9 +344,10 @@ class Runner:
                 else:
                     self._done(place, error)
                     error = None  # its traceback refers to this frame: a cycle would keep the exchange's memory
+                at = exchange.left_at
                 if place.leads:
                     self._handed_out = 0
-                if not place.leads or exchange.left_at - began <= _TURN_SECONDS:
+                if at - began <= _TURN_SECONDS or not place.leads:
                     continue
             crowded = bool(begun)
             self._telling = True  # exchanges that begin meanwhile run in this task
@@ -354,19 +366,21 @@ class Runner:
             if heavy and crowded:  # else light exchanges could fill every round
                 begun.appendleft(heavy.popleft())
             if busy or begun or heavy:
-                spent = now() - began
-                if spent > _TURN_SECONDS or given >= self._given_at_once:
-                    self.turn_times.observe(spent)
+                at = now()
+                if at - began > _TURN_SECONDS or given >= self._given_at_once:
+                    self.turn_times.observe(at - began)
                     await self._let_others_run(given)
-                    began, given = now(), 0
+                    began = at = now()
+                    given = 0
             else:
                 self.leading = False
                 exchange = None  # drops the last one: it may be long until the next
-                place.turn.end()
+                turn.end()
                 self.turn_times.observe(now() - began)
                 await readiness.wait()
                 self.leading = True
-                began, given = now(), 0
+                began = at = now()
+                given = 0
         return False
 
     async def _let_others_run(self, given: int) -> None:
@@ -392,20 +406,23 @@ class Runner:
     def write(self) -> bool:
         """Gives the connections that are due their turns, in the calling task. True if some are still due. The heavy ones
         come after all others, and only while no exchange of theirs waits to begin: their turns would begin more."""
-        due = self._due
+        due, heavy = self._due, self._due_heavy
+        if not (due or heavy):
+            return False
         if due:
-            self._due, number = [], 0
-            began = self._now() if len(due) > _LOOK else 0.0
-            for number, connection in enumerate(due, 1):
+            self._due, at, left = [], 0, _LOOK
+            began = self._now() if len(due) > _LOOK else _NOW
+            for connection in due:
                 if connection.heavy:
-                    self._due_heavy.append(connection)
+                    heavy.append(connection)
                 else:
                     connection.turn()
-                    if not number % _LOOK and number < len(due) and self._now() - began > _TURN_SECONDS:
+                left -= 1
+                if not left:
+                    at, left = at + _LOOK, _LOOK
+                    if self._now() - began > _TURN_SECONDS:
+                        self._due[:0] = due[at:]
                         break
-            if number < len(due):
-                self._due = due[number:] + self._due
-        heavy = self._due_heavy
         if heavy and not self._begun_heavy:
             # The work that a turn causes in other tasks, such as the ends of all exchanges of a client that leaves, shows
             # only when those run: their time counts for this turn.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import random
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from typing import Protocol, final
 
 import trio
@@ -25,8 +27,12 @@ from gateway.party import MemoryAccount, Parties, Party
 from protocols.buffers import ByteBudget, untouched
 from protocols.date_field import DateField
 from protocols.events import Headers
+from protocols.floods import Flood
+
+log = logging.getLogger("gateway.connection")
 
 _SCRATCH, _LONG_SCRATCH = 64 * 1024, 256 * 1024
+_TOLD_AT_ONCE = 32  # exchanges that are cancelled in one turn: some milliseconds
 _AGE_JITTER = 0.1  # as in gRPC's servers (MAX_CONNECTION_AGE)
 NOSNIFF: Headers = ((b"x-content-type-options", b"nosniff"),)
 """Forbids browsers to guess another content type than an answer declares."""
@@ -50,6 +56,41 @@ class Served(Protocol):
     def lost(self) -> None:
         """Gives the transport up, if it is not gone already."""
         ...
+
+
+@final
+class Tellings:
+    """Tells exchanges what ends them, some in each turn, those of all connections together. All tasks that this wakes run
+    before the loop looks at other clients."""
+
+    __slots__ = ("_soon", "_waiting", "heavy")
+
+    def __init__(self, soon: Callable[[HasTurns], None]) -> None:
+        self._soon = soon
+        self._waiting: deque[tuple[deque[Exchange], Callable[[Exchange], None]]] = deque()
+        self.heavy = True
+
+    def tell(self, exchanges: Collection[Exchange], what: Callable[[Exchange], None]) -> None:
+        """Calls `what`, which must not raise, with each of these exchanges whose peer is not gone by then. At once if it is
+        only one, or no others wait and it is among the first; else in a later turn. Connections have these by turns."""
+        if len(exchanges) == 1:
+            what(*exchanges)
+        elif exchanges:
+            self._waiting.append((deque(exchanges), what))
+            if len(self._waiting) == 1:
+                self.turn()
+
+    def turn(self) -> None:
+        """Tells the next ones."""
+        some, what = self._waiting.popleft()
+        for _ in range(min(_TOLD_AT_ONCE, len(some))):
+            exchange = some.popleft()
+            if not exchange.gone:
+                what(exchange)
+        if some:
+            self._waiting.append((some, what))
+        if self._waiting:
+            self._soon(self)
 
 
 @final
@@ -98,11 +139,18 @@ class Server:
         self.proxies = _trusted_proxies(config)
         self.date = DateField(beside=NOSNIFF)
         """The Date field of its answers, and the other fields that all of them have."""
+        self.beside: Callable[[bytes, Headers], Headers] = _nothing
+        """Returns the fields to add to the answer to a request that is refused before it has an exchange, by its method, if
+        that is known, and its known headers: with the fields of CORS, a page can read the refusal."""
+        self.bidi_port = 0
+        """The number of `listen.bidi_port`; 0: it is not open."""
         self.draining = False
         """True once new requests are refused."""
         self.leaving = False
         """True once no connection stays for another request: while the server drains, and for a while before if another
         server takes its place."""
+        self.one_answer = False
+        """True while each new connection ends with its first answer: another server should have the client's next one."""
         self.exchange_opened, self.exchange_closed = opened, closed
         # Only letters and digits: an id needs no check before it goes into a head.
         self.new_id = map(f"{secrets.token_hex(4)}%d".__mod__, itertools.count(1)).__next__
@@ -119,6 +167,7 @@ class Server:
     def run_by(self, runner: Runner) -> None:
         """Makes this runner run its exchanges and give its connections their turns."""
         self.runner, self.run_exchange, self.turn_soon = runner, runner.start, runner.turn_soon
+        self.tellings = Tellings(runner.turn_soon)
 
     def begin(self) -> None:
         """Binds Trio's clock directly, so that reading it needs no lookup. Call it inside Trio."""
@@ -135,9 +184,12 @@ class Server:
         """Returns when a connection that began at `began` asks its client to open another one (`limits.connection_age`)."""
         return leaves_at(began, self.limits.connection_age, self.chance())
 
-    def flooded(self, wire: str, kind: str) -> None:
-        """Counts a connection whose peer did too much of that kind."""
+    def flooded(self, peer: str, wire: str, flood: Flood, cut: int) -> None:
+        """Counts and logs a connection that was ended because of a flood, with the number of its exchanges that this cut."""
+        kind = flood.kind
         self.floods[wire, kind] = self.floods.get((wire, kind), 0) + 1
+        facts = {"peer": peer, "wire": wire, "kind": kind, "count": flood.count}
+        self.log_limits.write(log, "flood", {**facts, "seconds": round(flood.seconds, 3), "exchanges": cut}, logging.WARNING)
 
     def connection_ended(self, why: Closing) -> None:
         """Counts a connection that the server ends by itself: called once for each."""
@@ -147,6 +199,15 @@ class Server:
         """Forgets a connection that has given back all that it held."""
         self.connections.discard(connection)
         self.bell.ring()
+
+
+def _nothing(method: bytes, headers: Headers) -> Headers:
+    return ()
+
+
+def allows_request(fields: Headers) -> bool:
+    """True if these fields of CORS are the answer to a preflight that an allowed page may send."""
+    return any(name == b"access-control-allow-methods" for name, _ in fields)
 
 
 def leaves_at(began: float, age: float, chance: float) -> float:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, final
 import msgspec
 import trio
 
-from gateway.codecs.threads import run_in_codec_thread
+from gateway.codecs.threads import codec, run_in_codec_thread
+from gateway.codecs.turns import INFLATED, Stage, codec_turns
 from gateway.core.contracts import LANDED
 from gateway.core.memory import SMALLEST, BodyMemory, GrowingBody, no_bytes
 from gateway.errors import BadRequest, GatewayError, Overloaded, Refusal, TooLarge, UnsupportedEncoding
@@ -259,17 +260,21 @@ async def _inflated(
 ) -> memoryview:
     """Inflates a body that is all here. Each step is paid for before it is made, and the body until the last step."""
     inflater, out, sent, steps = Inflater(codings, limit=limit), GrowingBody(limit), exchange.reserved, 0
+    owner = exchange.owner
     inflater.feed(body)
     try:
         while not inflater.hungry:
             steps += 1
             short = steps <= _SHORT_STEPS
             step = min(_SHORT_STEP if short else _LONG_STEP, max(limit - out.size, 1))
-            exchange.reserve(step)
             if short:
-                _inflate(inflater, out, step)
+                stage = Stage.INFLATE if steps == 1 else Stage.READ
+                await codec(INFLATED, partial(_inflate, exchange, inflater, out, step), owner, stage)
             else:
-                await run_in_codec_thread(partial(_inflate, inflater, out, step))
+                stage = Stage.INFLATE if steps == _SHORT_STEPS + 1 else Stage.READ
+                async with codec_turns().in_thread(owner, stage):
+                    exchange.reserve(step)
+                    await run_in_codec_thread(partial(_append, inflater, out, step))
             exchange.unreserve(exchange.reserved - sent - out.size)
         inflater.finish()
     except BaseException as e:
@@ -288,7 +293,12 @@ async def _inflated(
     return out.view()
 
 
-def _inflate(inflater: Inflater, out: GrowingBody, at_most: int) -> None:
+def _inflate(exchange: Exchange, inflater: Inflater, out: GrowingBody, at_most: int) -> None:
+    exchange.reserve(at_most)
+    _append(inflater, out, at_most)
+
+
+def _append(inflater: Inflater, out: GrowingBody, at_most: int) -> None:
     made = bytearray()
     inflater.inflate_into(made, at_most)
     out.append(made)

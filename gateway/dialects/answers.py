@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from gateway.core.exchange import Exchange
-from gateway.credentials import real_protocols
+from gateway.credentials import chosen_protocol
 from gateway.errors import (
     BadRequest,
     Drained,
@@ -51,7 +51,9 @@ def reply_value(exchange: Exchange, name: str, default: str = "") -> str:
     value = default if exchange.reply is None else exchange.reply.get(name, default)
     if isinstance(value, str) and len(value) <= _FIELD_LENGTH and _FIELD_VALUE.fullmatch(value):
         return value.strip()
-    log.warning("a model's header field was left out", extra={"id": exchange.id, "model": exchange.model, "field": name})
+    said = "a model's header field was left out"
+    facts = {"id": exchange.id, "model": exchange.model, "field": name}
+    exchange.owner.log_limits.write(log, said, facts, logging.WARNING)
     return default
 
 
@@ -69,10 +71,12 @@ def reply_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
 JSON = (b"content-type", b"application/json")
 
 
-def accepted_handshake(exchange: Exchange) -> Headers:
-    """The fields that accept a WebSocket. RemoteProtocolError if the request is not a handshake."""
+def accepted_handshake(exchange: Exchange, spoken: Collection[str] = ()) -> Headers:
+    """The fields that accept a WebSocket whose model speaks these subprotocols. RemoteProtocolError if the request is not a
+    handshake."""
     request = exchange.request
-    return handshake.accept_headers(request, subprotocols=real_protocols(request.headers))
+    chosen = chosen_protocol(request.headers, spoken)
+    return handshake.accept_headers(request, subprotocols=(chosen.encode(),) if chosen else ())
 
 
 def refusal_headers(error: GatewayError) -> Headers:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, final
+from urllib.parse import parse_qsl
 
 from gateway.core.exchange import Exchange
-from gateway.credentials import Door
+from gateway.credentials import Door, chosen_protocol
 from gateway.errors import BadRequest
 from gateway.workers.worker import Worker
 from models.session import Call, Channel, Session
 from protocols.events import Headers
+from protocols.floods import QUERY_MEMBERS
 from protocols.grpc.metadata import decode_metadata
 
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
@@ -54,7 +56,12 @@ def call_of(
         parameters=parameters,
         party="" if exchange.key is None else exchange.key.name,
         client_certificate=exchange.owner.client_certificate,
+        subprotocol=_subprotocol(exchange, worker) if exchange.request.upgrade else "",
     )
+
+
+def _subprotocol(exchange: Exchange, worker: Worker) -> str:
+    return chosen_protocol(exchange.request.headers, worker.spec.subprotocols)
 
 
 @final
@@ -108,3 +115,11 @@ def text_header(exchange: Exchange, name: bytes) -> str:
     """A header's value, empty where it is absent."""
     value = exchange.header(name)
     return "" if value is None else value.decode("latin-1")
+
+
+def query_members(exchange: Exchange) -> list[tuple[str, str]]:
+    """The members of a request's query that have a value, in their order. BadRequest for too many."""
+    try:
+        return parse_qsl(exchange.query.decode("latin-1"), max_num_fields=QUERY_MEMBERS)
+    except ValueError:  # the only one that it raises for a text of latin-1
+        raise BadRequest(f"the query has more than {QUERY_MEMBERS} members") from None

@@ -1,4 +1,4 @@
-"""/ping: the health check of load balancers and of the SageMaker platform."""
+"""/ping and /health: the health check of load balancers, of the SageMaker platform and of clients that wait for a server."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class ManagementDialect:
         return ["draining", *absent] if self.draining else absent
 
     def rows(self) -> list[Row]:
-        """Its one route."""
-        return [Row("GET", "/ping", self.ping, dialect="management", always=True, needs=Needs.NOTHING)]
+        """Its two routes, which answer alike."""
+        paths = ("/ping", "/health")
+        return [Row("GET", path, self.ping, dialect="management", always=True, needs=Needs.NOTHING) for path in paths]
 
     async def ping(self, exchange: Exchange) -> None:
-        """GET /ping."""
+        """GET /ping and GET /health."""
         unready, draining = self._supervisor.unready, self._draining()
         body = {absent.name: _State(status="Unhealthy", reason=absent.why) for absent in unready}
         for worker in self._models.workers.values():

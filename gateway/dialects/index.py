@@ -59,12 +59,12 @@ class IndexDialect:
     def _index(self, exchange: Exchange) -> _Index:
         workers = self._models.seen_by(exchange.permit)
         names = sorted(workers)
-        tries = ["GET /v2/health/ready", "GET /v2/models"]
+        call = "/v2/models/NAME/infer"
         if names:
-            tries.append(f"POST {_CALLS[workers[names[0]].spec.family].format(quote(names[0], safe=''))}")
-        else:
-            tries.append("POST /v2/models/NAME/infer")
-        return _Index(name="everywire", docs=_DOCS, models=names[:_MOST], try_=tries)
+            call = _CALLS[workers[names[0]].spec.family].format(quote(names[0], safe=""))
+        at = exchange.owner.prefix
+        tries = [f"GET {at}/v2/health/ready", f"GET {at}/v2/models", f"POST {at}{call}"]
+        return _Index(name="everywire", docs=at + _DOCS, models=names[:_MOST], try_=tries)
 
 
 def _page(index: _Index) -> str:
@@ -74,7 +74,7 @@ def _page(index: _Index) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{index.name}</title><h1>{index.name}</h1>'
         "<p>A gateway for models. Programs call it; this page says where.</p>"
         f"<h2>Models</h2><ul>{models}</ul><h2>Try</h2><ul>{tries}</ul>"
-        f'<p>All routes of the Open Inference Protocol: <a href="{index.docs}">{index.docs}</a></p></html>\n'
+        f"<p>All routes of the Open Inference Protocol: {_link(f'GET {index.docs}')[4:]}</p></html>\n"
     )
 
 

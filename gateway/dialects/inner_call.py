@@ -30,12 +30,10 @@ class InnerCall:
 
     __slots__ = (
         "_cancelled_at", "_give_back_made", "_limits", "_number", "_over", "_paid", "_scope", "bytes_in", "cancelled",
-        "copied", "ending", "exchange", "had_slot", "held", "incident", "interruption", "permit", "priority",
+        "copied", "ending", "exchange", "held", "incident", "interruption", "permit", "priority",
         "stopped_by",
     )  # fmt: skip
 
-    had_slot: bool
-    """True once the call has, or had, a slot of its model; not set before."""
     stopped_by: str
     """`gateway` if the gateway has stopped the model before the model returned; not set otherwise."""
 
@@ -65,6 +63,16 @@ class InnerCall:
     def id(self) -> str:
         """The call's id: the exchange's, a dot and the call's number."""
         return f"{self.exchange.id}.{self._number}"
+
+    @property
+    def had_slot(self) -> bool:
+        """True once a call of the exchange has, or had, a slot of its model; not set before. It is kept on the exchange,
+        whose line is written then."""
+        return self.exchange.had_slot
+
+    @had_slot.setter
+    def had_slot(self, had: bool) -> None:
+        self.exchange.had_slot = had
 
     @property
     def instance(self) -> int:

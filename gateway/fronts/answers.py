@@ -25,7 +25,7 @@ from gateway.fronts.parent import Parent
 from gateway.fronts.sums import Family, families_of
 from gateway.operator.events import News, event_of
 from gateway.operator.operated import PlaneSite
-from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, StreamsView
+from gateway.operator.operations import HealthView, IncidentsView, ModelsView, StreamQuery, StreamsView
 from gateway.operator.state_changes import KEPT_CHANGES, ChangeView
 from gateway.operator.stats import StatsView, check, counters_of, stats_of_all
 from gateway.operator.views import ErrorView, IncidentView, ModelView, StreamView, VersionView, view_of_model
@@ -134,15 +134,22 @@ class ParentAnswers:
                 nursery.start_soon(ask, link)
         return {link: answers[link] for link in fronts if link in answers}
 
-    async def unready(self) -> tuple[str, ...]:
-        """Returns the reasons why new calls are not taken: those of each front that takes connections, or that none does."""
-        reasons = ["draining"] if self.draining else []
+    async def health(self) -> HealthView:
+        """Returns whether a front is ready, and the reasons of those that are not. If none is, each reason is there once, as
+        of one server."""
         told = await self._ask_all("unready", tuple[str, ...], within=_PROBE)
-        if not any(link.taking for link in told):
-            reasons.append("no front serves yet")
-        for link, unready in told.items():
-            reasons += unready if link.taking else ()
-        return tuple(dict.fromkeys(reasons))
+        reasons = {number: self._why_unready(number, told) for number in range(self._parent.processes)}
+        if ready := not (self.draining or all(reasons.values())):
+            every = [f"front {number}: {reason}" for number, some in reasons.items() for reason in some]
+        else:
+            every = ["draining"] * self.draining + [reason for some in reasons.values() for reason in some]
+        return HealthView(ready=ready, reasons=tuple(dict.fromkeys(every)))
+
+    def _why_unready(self, number: int, told: Mapping[FrontLink, tuple[str, ...]]) -> tuple[str, ...]:
+        link = self._parent.current.get(number)
+        if link is None or not link.listening or link.exit is not None:
+            return ("the process does not serve yet",)
+        return told.get(link, ("the process does not answer",))
 
     async def metrics(self, accept: str) -> tuple[str, bytes]:
         """Returns the content type and the body for a scrape, with the sums over all fronts."""
@@ -163,15 +170,15 @@ class ParentAnswers:
             if link.over is not None and link.over.stats is not None and _fits(link, link.over.stats):
                 last = link.over.stats
             self._figures_before = [stats_of_all([counters_of(last), *self._figures_before])]
-        reasons = await self.unready()
+        health = await self.health()
         total = stats_of_all([*self._figures.values(), *self._figures_before])
         return msgspec.structs.replace(
             total,
             at=round(time.time(), 3),
             uptime=round(time.monotonic() - self._began, 3),
             address=list(self._parent.ports.addresses),
-            ready=not reasons,
-            reasons=list(reasons),
+            ready=health.ready,
+            reasons=list(health.reasons or ()),
         )
 
     # -- models ------------------------------------------------------------------------------------------------------
@@ -221,16 +228,17 @@ class ParentAnswers:
         """Reloads a model in each front, one after the other. If one fails, the fronts after it keep the old version. If the
         fronts share the model's processes, new processes are started first, beside the old ones."""
         owned = self._parent.owned
+        code: str | UnsetType = UNSET
         async with self._reloading:
             old = await owned.load_anew(name) if name in owned.latest else None
             for link in self._fronts:
                 if link.taking:
                     if old is not None:
                         owned.switch(link, name)
-                    await self._ask_one(link, "reload", name, patience)
+                    code = (await self._ask_one(link, "reload", name, patience)).get("code", UNSET)
                     if old is not None:
                         owned.switched(link, old)
-        return await self.model(name)
+        return msgspec.structs.replace(await self.model(name), code=code)
 
     async def restart(self, name: str, number: int) -> ModelView:
         """Replaces one process of a model: the one that all fronts share, or the one of each front."""
@@ -243,9 +251,9 @@ class ParentAnswers:
                         await self._ask_one(link, "restart", name, number)
         return await self.model(name)
 
-    async def _ask_one(self, link: FrontLink, what: str, name: str, argument: Any) -> None:
+    async def _ask_one(self, link: FrontLink, what: str, name: str, argument: Any) -> Any:
         try:
-            await link.ask(what, [name, argument], within=math.inf)
+            return await link.ask(what, [name, argument], within=math.inf)
         except SilentFront:
             raise Unavailable(f"front {link.number} has ended meanwhile; {what} again") from None
 

@@ -16,6 +16,7 @@ import trio
 from gateway.catalog.process_memory import give_back_at_rest
 from gateway.config.agreement import has_plane
 from gateway.config.problem import ConfigError
+from gateway.core.connection import Connection
 from gateway.doorbell import Doorbell
 from gateway.errors import GatewayError, ModelGivenUp, NotFound
 from gateway.fronts.messages import (
@@ -27,7 +28,9 @@ from gateway.fronts.messages import (
     ControlFrames,
     FrontHello,
     FrontListens,
+    FrontState,
     GivenUp,
+    Heard,
     Message,
     Over,
     Reply,
@@ -48,13 +51,16 @@ from gateway.operator.operations import StreamQuery
 from gateway.operator.views import view_of_incident
 from gateway.telemetry import logging_setup
 from gateway.version import version
+from gateway.workers.states import State
 from models.errors import contain_interrupts, leaves
 
 log = logging.getLogger("gateway")
 
 _READ = 64 * 1024
 _REST = 0.02  # seconds for which closed connections are collected into one message
+_LOOK = 1.0  # seconds between two looks at readiness, which changes with time too
 _EXPECTED = (OSError, ModelGivenUp, ConfigError)
+_LOADING = frozenset((State.LOADING, State.RESTARTING))
 
 
 def begin_with(control: socket.socket) -> tuple[Begin, socket.socket]:
@@ -111,6 +117,10 @@ class Front:
         self._open = 0
         self._failure: CannotServe | None = None
         self._finished, self._written = False, trio.Event()
+        self._standing, self._heard = FrontState(0, (), frozenset()), 0
+        self._opening = set[str]()  # models that are loaded, and take calls as soon as the parent knows
+        self._hearing = trio.lowlevel.ParkingLot()
+        gateway.supervisor.admit = self._admit
 
     async def run(self) -> bool:
         """Serves until the end. False if it could not serve, or could not go on."""
@@ -122,14 +132,13 @@ class Front:
             nursery.start_soon(self._tell_drain)
             await nursery.start(self._serve)
             if self._failure is None:
-                unready = tuple(self._gateway.unready)
-                self._post(Serving(sorted(self._gateway.supervisor.workers), unready))
+                self._post(Serving(sorted(self._gateway.supervisor.workers)))
                 if self._serves is not None:
                     self._serves()
             # start-up objects live as long as the process: freeze them so that the garbage collector skips them
             gc.collect()
             gc.freeze()
-            nursery.start_soon(give_back_at_rest)
+            nursery.start_soon(give_back_at_rest, self._gateway.rest)
             await self._gateway.stopped()
             if self._gateway.drain_report is not None:
                 stats = None if self._answers is None else await self._answers.stats()
@@ -174,9 +183,55 @@ class Front:
         await self._gateway.listening()
         while self._gateway.acceptor.nursery is None:
             await trio.lowlevel.checkpoint()
+        self._stand()
         self._post(FrontListens())
         nursery.start_soon(self._take_all)
         nursery.start_soon(self._tell_fewer)
+        nursery.start_soon(self._tell_standing)
+
+    # -- readiness ---------------------------------------------------------------------------------------------------
+
+    async def _tell_standing(self) -> None:
+        revision = 0
+        while True:
+            self._stand()
+            with trio.move_on_after(_LOOK):
+                revision = (await self._gateway.models_after(revision)).revision
+
+    async def _admit(self, name: str) -> None:
+        """Waits until the parent knows that a model takes calls from now on."""
+        self._opening.add(name)
+        try:
+            number = self._stand()
+            while self._heard < number:
+                await self._hearing.park()
+        finally:
+            self._opening.discard(name)  # an old and a new worker of one name may both open
+
+    def _stand(self) -> int:
+        """Tells the parent of the present readiness if it has changed. Returns the number of the latest message about it."""
+        supervisor, opening = self._gateway.supervisor, self._opening
+        reasons = [absent.full for absent in supervisor.unready_with(opening)]
+        unready = ("draining", *reasons) if self._gateway.draining else tuple(reasons)
+        absent = [worker for worker in supervisor.workers.values() if not worker.ready and worker.name not in opening]
+        missed = frozenset(worker.name for worker in absent if unready or worker.state in _LOADING)
+        stands = FrontState(self._standing.number, unready, missed)
+        if stands != self._standing or not stands.number:
+            self._standing = msgspec.structs.replace(stands, number=stands.number + 1)
+            self._post(self._standing)
+        configured = supervisor.configured
+        self._end_with_answers(bool(unready) or any(name in configured and configured[name].required for name in missed))
+        return self._standing.number
+
+    def _end_with_answers(self, ends: bool) -> None:
+        """Begins or ceases to end each connection with its next answer: while this front misses a required model, its
+        clients should connect again, so that the parent can give them to a front that has it."""
+        server = self._gateway.server
+        begins, server.one_answer = ends and not server.one_answer, ends
+        if begins:
+            for connection in server.connections:
+                assert isinstance(connection, Connection)
+                connection.wire.end_with_answer()
 
     async def _tell_drain(self) -> None:
         await self._gateway.drain_begun()
@@ -191,6 +246,9 @@ class Front:
                 for message in frames.feed(data):
                     if isinstance(message, SharedNews):
                         self._shared.take(message.news)
+                    elif isinstance(message, Heard):
+                        self._heard = message.number
+                        self._hearing.unpark_all()
                     else:
                         assert isinstance(message, Command)
                         nursery.start_soon(self._answer, message)

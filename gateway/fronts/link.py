@@ -24,8 +24,10 @@ from gateway.fronts.messages import (
     ControlFrames,
     FrontHello,
     FrontListens,
+    FrontState,
     GivenUp,
     Handed,
+    Heard,
     KillWanted,
     LetGo,
     LinkWanted,
@@ -87,6 +89,9 @@ class FrontLink:
         self._asked = 0
         self.listening = False
         """True once it serves the connections that it is given."""
+        self.standing: FrontState | None = None
+        """Its readiness; None before it has told it."""
+        self._heard = 0
         self.serving: Serving | None = None
         """Its models, once the first load of each has ended; None before."""
         self.failed = ""
@@ -100,7 +105,7 @@ class FrontLink:
         self.exit: Exit | None = None
         """The end of its process; None while that runs."""
         self.taking = False
-        """True while connections are handed to it. The parent sets this."""
+        """True from the time when it has come up until it has ended. The parent sets this."""
         self.asked_to_end = False
         """True once it was told to drain or to end."""
         self.loads = set[int]()
@@ -208,6 +213,8 @@ class FrontLink:
                 return
             case FrontListens():
                 self.listening = True
+            case FrontState():
+                self.standing = message
             case Serving():
                 self.serving = message
             case CannotServe(text, configuration):
@@ -252,6 +259,13 @@ class FrontLink:
         """Sends a command without waiting for an answer."""
         self._out.append(frame_of(Command(number, what, argument)))
         self._posted.ring()
+
+    def tell_heard(self) -> None:
+        """Answers the front's latest `FrontState`, unless it was answered: a model that waits for that takes calls now."""
+        if self.standing is not None and self.standing.number != self._heard:
+            self._heard = self.standing.number
+            self._out.append(frame_of(Heard(self._heard)))
+            self._posted.ring()
 
     def tell_news(self, news: ModelNews) -> None:
         """Sends the front news of a model's shared processes."""

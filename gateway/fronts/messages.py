@@ -98,8 +98,6 @@ class Serving(_Message, frozen=True, tag=4):
 
     models: list[str]
     """The names of the models in service."""
-    unready: tuple[str, ...]
-    """The reasons why the front is not ready; empty if it is."""
 
 
 @final
@@ -161,9 +159,31 @@ class LetGo(_Message, frozen=True, tag=11):
     id: int
 
 
+@final
+class FrontState(_Message, frozen=True, tag=12):
+    """The present readiness of the front: sent before it listens, and with each change. A model takes calls only after the
+    parent has answered, so that no front refuses a client that another has served."""
+
+    number: int
+    """The number of this message among those of the front, from 1."""
+    unready: tuple[str, ...]
+    """The reasons why the front is not ready; empty if it is."""
+    missed: frozenset[str]
+    """The models that do not answer there now. If the front is ready, only those that are being loaded: it goes on without
+    one that is not required and was given up."""
+
+
+@final
+class Heard(_Message, frozen=True, tag=13):
+    """The parent's answer to a `FrontState`, sent after it has decided which fronts get connections from now on."""
+
+    number: int
+    """The number of the latest `FrontState`."""
+
+
 Message: TypeAlias = (
     Begin | Command | FrontHello | FrontListens | Serving | CannotServe | GivenUp | Reply | Over
-    | SharedNews | KillWanted | LetGo
+    | SharedNews | KillWanted | LetGo | FrontState | Heard
 )  # fmt: skip
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 

@@ -121,7 +121,7 @@ class Parent:
             if _ended(link):
                 raise _failure(link)
         for link in links:
-            self._take(link)
+            link.taking = True
         for listener in self._listeners:
             accepted = partial(self._accepted, tls=listener.tls)
             self._up.start_soon(listener.accept, accepted, self._has_room, self._log_limits)
@@ -133,27 +133,20 @@ class Parent:
         self._up.start_soon(self._replace)
 
     def _start(self, number: int) -> FrontLink:
-        """Starts a front of this number, which gets no connections yet. OSError if it cannot be started."""
+        """Starts a front of this number, which may get connections once it listens. OSError if it cannot be started."""
         self._ids += 1
         owned = self.owned.begins()
         begin = Begin(number, self.processes, self.ports, *self._command_line, first=self._ids == 1, shared=owned)
         link = FrontLink.start(begin, self._ids)
         link.asked, link.linked = self.owned.asked, self.owned.link
         self.owned.welcome(link)
+        if self._level is not None:
+            link.tell("level", self._level)
         link.changed, link.acknowledged = self._noticed, self._acknowledged
         self.links.append(link)
         self._nursery.start_soon(self._live, link)
         log.info("front started", extra={"front": number, "pid": link.process.pid})
         return link
-
-    def _take(self, link: FrontLink) -> None:
-        """Gives a front connections from now on."""
-        link.taking = True
-        if self._level is not None:
-            link.tell("level", self._level)
-        self._handover.add(link.id)
-        self._count()
-        self._hand_over()
 
     async def _live(self, link: FrontLink) -> None:
         """Runs a front's link to its end, and cleans up after it."""
@@ -164,10 +157,10 @@ class Parent:
         self.owned.gone(link)
         over = link.over
         self.sums.remove(link.id, over.metrics if over is not None else None)
-        if self._draining.is_set() and link.taking:
+        if self._draining.is_set():
             if over is not None:
                 self._reports.append(over.report)
-            else:
+            elif link.taking:
                 self.lost += 1
         about = {"front": link.number, "pid": link.process.pid, "how": str(link.exit), "reason": link.failed}
         if link.draining and link.failed and self.given_up:
@@ -177,21 +170,28 @@ class Parent:
         else:
             log.error("front ended", extra={**about, "connections": lost})
         taking, link.taking = link.taking, False
-        self._count()
-        self._hand_over()
+        self._choose()
         self._changed.unpark_all()
         if taking and not link.asked_to_end and not self._draining.is_set() and link.number not in self._replacing:
             self._up.start_soon(self._restart, link.number)
 
     def _noticed(self, link: FrontLink) -> None:
         """Reacts to a change of a front: if it drains by itself, all others drain too."""
+        if (stands := link.standing) is not None and link.listening and not link.asked_to_end:
+            self._handover.add(link.id, ready=not stands.unready, missed=stands.missed)
+        self._choose()
         self._changed.unpark_all()
         if link.draining and not link.asked_to_end:
             self.given_up = self.given_up or f"front {link.number} does not go on without a model that was given up"
             self.begin_drain()
 
-    def _count(self) -> None:
-        self.sums.listening(sum(link.taking for link in self.links))
+    def _choose(self) -> None:
+        """Hands waiting connections to the fronts that get them now, and answers the fronts whose state has changed: their
+        models take calls only after this."""
+        self.sums.listening(len(self._handover.chosen))
+        self._hand_over()
+        for link in self.links:
+            link.tell_heard()
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -249,7 +249,7 @@ class Parent:
                 continue
             await self._until(lambda link=link: link.serving or _ended(link))  # type: ignore[misc]
             if not _ended(link):
-                self._take(link)
+                link.taking = True
                 return
 
     def replace(self) -> None:
@@ -300,6 +300,7 @@ class Parent:
             if not old.taking and self.current[number] is old:
                 self._up.start_soon(self._restart, number)  # the old front has ended meanwhile
         self._handover.retire(old.id)
+        self._choose()
         with trio.move_on_after(2 * SILENT):
             await self._until(lambda: self._handover.idle(old.id))
         self._end(old, "retire")
@@ -317,18 +318,19 @@ class Parent:
             reason = ""
             if new.serving is None:
                 reason = new.failed or f"its process ended ({new.exit})"
-            elif new.serving.unready and not (old.serving and old.serving.unready):
-                reason = "; ".join(new.serving.unready)[:2000]
+            elif _unready(new) and not _unready(old):
+                reason = "; ".join(_unready(new))[:2000]
         except OSError as e:
             reason = str(e)
         if reason or new is None:
             log.error("a new process does not come up: the old ones stay", extra={"front": number, "reason": reason})
             if new is not None:
+                self._handover.retire(new.id)
                 new.asked_to_end = True
                 new.kill()
             return False
         self.current[number] = new
-        self._take(new)
+        new.taking = True
         return True
 
     def set_level(self, level: Level) -> None:
@@ -376,7 +378,12 @@ class Parent:
             if not link.listening:
                 self._end(link, "")
         if delay := self.config.drain.delay:
+            self._handover.paused = True  # until all fail health checks: otherwise their answers would differ
             self._tell_drain()
+            with trio.move_on_after(SILENT):
+                await self._until(lambda: all(link.draining or _ended(link) for link in self.links))
+            self._handover.paused = False
+            self._hand_over()
             with trio.move_on_after(delay):
                 await self._hurried.wait()
 
@@ -420,6 +427,10 @@ class Parent:
 
 def _ended(link: FrontLink) -> bool:
     return link.exit is not None or bool(link.failed)
+
+
+def _unready(link: FrontLink) -> tuple[str, ...]:
+    return () if link.standing is None else link.standing.unready
 
 
 def _failure(link: FrontLink) -> Exception:

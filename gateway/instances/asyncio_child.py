@@ -12,7 +12,7 @@ from typing import Any, final
 
 from gateway.instances.asyncio_loop import AsyncioLoop
 from gateway.instances.asyncio_pipe import AsyncioBell, AsyncioPipe, asyncio_line
-from gateway.instances.child import Child, ChildLink, told, trace_of
+from gateway.instances.child import Child, ChildLink, told
 from gateway.instances.links import receive_link
 from gateway.instances.memory import SharedMemory
 from gateway.instances.messages import Ask, Describe, Failed, Loaded, Message, Open, ReadInput
@@ -21,6 +21,7 @@ from models.blocking import running_loop, set_loop, throw
 from models.errors import ModelExit, is_failure
 from models.session import Session
 from models.spec import Model, ModelSpec
+from models.tracebacks.text import text_of
 
 log = logging.getLogger("gateway.worker")
 
@@ -86,7 +87,7 @@ class AsyncioChild(Child):
             await asyncio.wait([life])
             error = asyncio.CancelledError() if life.cancelled() else life.exception()
             if error is not None and not self._stopping:  # the model's fault
-                self._pipe.post(Failed(told(error), trace_of(error)))
+                self._pipe.post(Failed(told(error), text_of(error)))
             del error
         last()
         await self._stream.finish(_GOODBYE)

@@ -50,9 +50,9 @@ from models.chat import ChatMessage
 from models.errors import ContextLengthExceeded, ModelError, contain_interrupts, is_failure, is_out_of_memory, leaves
 from models.formatters import TextInput
 from models.session import Call, Session
-from models.spec import Model, ModelSpec, warm_up
+from models.spec import Model, ModelSpec, context_of, warm_up
+from models.tracebacks.text import text_of
 
-_TRACE = 16 * 1024  # characters of a traceback, the innermost
 _TEXT = 2000  # characters of an error
 _RECORDS = 200  # log records per second
 _log = logging.getLogger("gateway.worker")
@@ -78,18 +78,13 @@ def _lacks_trio(error: BaseException, text: str) -> bool:
     return where.startswith("trio.") or text.startswith("Task got bad yield: ")  # asyncio's error for Trio's traps
 
 
-def trace_of(error: BaseException) -> str:
-    """Returns the end of an error's traceback."""
-    return "".join(traceback.format_exception(error))[-_TRACE:]
-
-
 def ended_by(session: int, error: BaseException) -> Ended:
     """Returns the message for a session whose model has raised. It can be sent, whatever the error contains."""
     ended = _ended_by(session, error)
     try:
         encoded(ended)
     except (TypeError, ValueError, OverflowError) as e:  # a field of a ModelError, such as a number as its text
-        return Ended(session, "raised", f"{type(error).__name__}, which cannot be sent: {e}", trace=trace_of(error))
+        return Ended(session, "raised", f"{type(error).__name__}, which cannot be sent: {e}", trace=text_of(error))
     return ended
 
 
@@ -105,12 +100,12 @@ def _ended_by(session: int, error: BaseException) -> Ended:
     if (larger := next((one for one in errors if isinstance(one, LargerThanMemory)), None)) is not None:
         return Ended(session, "large", str(larger))
     if any(map(is_out_of_memory, errors)):
-        return Ended(session, "memory", told(first), trace=trace_of(error))
+        return Ended(session, "memory", told(first), trace=text_of(error))
     if all(isinstance(one, trio.EndOfChannel) for one in errors):
         return Ended(session, "input")
     if all(isinstance(one, trio.EndOfChannel | trio.ClosedResourceError) for one in errors):
         return Ended(session, "closed")
-    return Ended(session, "raised", told(first), trace=trace_of(first if len(errors) == 1 else error))
+    return Ended(session, "raised", told(first), trace=text_of(first if len(errors) == 1 else error))
 
 
 @final
@@ -213,7 +208,8 @@ class _LogHandler(logging.Handler):
         try:
             if not self._may_tell():
                 return
-            trace = "" if record.exc_info is None else logging.Formatter().formatException(record.exc_info)[-_TRACE:]
+            error = record.exc_info[1] if record.exc_info else None
+            trace = "" if error is None else text_of(error)
             text = record.getMessage()[: 8 * 1024]
             said = encoded(Log(record.name, record.levelno, text, trace))
             self._loop.call_soon(partial(self._post, said))
@@ -325,7 +321,7 @@ class Child(ABC):
             if not is_failure(e):
                 raise
             first = next(leaves(e))
-            self._pipe.post(Failed(told(first), trace_of(e), memory=any(map(is_out_of_memory, leaves(e)))))
+            self._pipe.post(Failed(told(first), text_of(e), memory=any(map(is_out_of_memory, leaves(e)))))
 
     def _giving_back(self) -> AbstractAsyncContextManager[None]:
         memory = self._pipe.memory
@@ -335,7 +331,10 @@ class Child(ABC):
         said = getattr(model, "parameters", None)
         parameters = sorted(map(str, said)) if isinstance(said, frozenset | set | tuple | list) else None
         return Loaded(
-            parameters, self._function("chat_template", model) is not None, self._function("count_tokens", model) is not None
+            parameters,
+            self._function("chat_template", model) is not None,
+            self._function("count_tokens", model) is not None,
+            self._spec.context or context_of(model),
         )
 
     def _function(self, name: str, model: Any) -> Callable[[Any], Any] | None:

@@ -44,11 +44,12 @@ from gateway.instances.messages import (
     beyond_64_bits,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine, give_back_idle
-from gateway.instances.spawn import Exit, innermost_line
+from gateway.instances.spawn import CrashOutput, Exit, innermost_line
 from gateway.log_limits import LogLimits
 from models.blocking import step_holder, throw
 from models.errors import ContextLengthExceeded, ModelError
 from models.session import Session
+from models.tracebacks.frames import ToldElsewhere
 
 log = logging.getLogger("gateway.worker")
 
@@ -208,6 +209,7 @@ class Instance:
         self._formatted = set[int]()  # requests that use its formatters
         self._pings = _Pings()
         self._killed = ""
+        self._crash = CrashOutput()
         self._failed: Failed | None = None
         self._error: Exception | None = None
         self._lost = False
@@ -375,7 +377,7 @@ class Instance:
     # -- received messages -------------------------------------------------------------------------------------------
 
     def _printed(self, stream: str, line: str) -> None:
-        log.info("model output", extra={**self._named, "stream": stream, "line": line})
+        log.log(self._crash.level(stream, line), "model output", extra={**self._named, "stream": stream, "line": line})
 
     def _take(self, message: Message) -> None:
         """Takes one message of the instance. ValueError if it breaks the protocol."""
@@ -413,8 +415,7 @@ class Instance:
             case Returned():
                 self._questions.take(message)
             case Log():
-                text = f"{message.text}\n{message.trace}" if message.trace else message.text
-                logging.getLogger(message.logger).log(message.level, text, extra=self._named)
+                _log_there(message, self._named)
             case _:
                 raise ValueError(f"{type(message).__name__} is not a message of an instance")
 
@@ -624,6 +625,12 @@ class Instance:
             await trio.sleep(self._hang_timeout / 4)
 
 
+def _log_there(message: Log, named: Mapping[str, Any]) -> None:
+    """Logs a record of the instance. Its traceback is the end of the message; our formatters set it apart (`_trace`)."""
+    text = f"{message.text}\n{message.trace}" if message.trace else message.text
+    logging.getLogger(message.logger).log(message.level, text, extra={**named, "_trace": message.trace})
+
+
 def _too_large(said: Any) -> ModelError:
     """Returns the error for a client's integer that MessagePack cannot represent."""
     name = beyond_64_bits(said)
@@ -655,7 +662,7 @@ def _raise(ended: Ended) -> None:
 
 
 def _noted(error: Exception, trace: str) -> Exception:
-    error.add_note(trace)
+    error.add_note(ToldElsewhere(trace))
     return error
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from gateway.codecs.formatting import JSONBounds
 from gateway.instances.memory import SMALLEST, Block, Window
+from models.errors import ModelError
 from models.messages import (
     BytesTensor,
     Finish,
@@ -116,6 +117,8 @@ class Loaded(_Message, frozen=True, tag=4):
     """True if the model or its spec has a `chat_template`."""
     count_tokens: bool
     """True if the model or its spec has a `count_tokens`."""
+    context: int = 0
+    """The most tokens of a prompt and its answer together; 0: unknown."""
 
 
 @final
@@ -510,7 +513,7 @@ _LOG_PROBS = frozenset((float, type(None)))
 
 def item_of(session: int, message: object) -> tuple[Item, int]:
     """Returns the item that carries a model's message, and the bytes that it costs. TypeError if `message` is not a model's
-    message; ValueError for an array that is not of its tensor's datatype."""
+    message; ModelError for an array that is not of its tensor's datatype."""
     kind = type(message)
     if kind is Token:
         token: Token = message  # type: ignore[assignment]
@@ -610,7 +613,7 @@ def _array_of(tensor: Tensor) -> Array:
     try:
         buffers: list[Any] = encode_binary(given, tensor.datatype)
     except V2Error as e:
-        raise ValueError(f"tensor {str(tensor.name)[:60]!r}: {e.message}") from None
+        raise ModelError(f"tensor {str(tensor.name)[:60]!r}: {e.message}", code="BadOutput", status=e.status) from None
     parameters: Mapping[str, Parameter] = tensor.parameters
     data = buffers[0] if buffers else b""
     return Array(str(tensor.name), tensor.datatype, shape, data, dict(parameters), tuple(tensor.whole))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import io
+import logging
 import math
 import os
 import re
@@ -28,6 +29,7 @@ import trio
 
 from gateway.instances.memory import Arena, SharedMemory
 from gateway.instances.socket_stream import SocketStream
+from models.tracebacks.frames import is_authors
 
 OURS = "EVERYWIRE_"
 """The prefix of the gateway's own environment variables. Some hold tokens, so models' processes do not get them."""
@@ -141,18 +143,54 @@ def _leading_path() -> list[str]:
     return []
 
 
-_PLACE = re.compile(
-    r"(?:Current thread 0x[^\n]*|Stack) \(most recent call first\):\n(?:  Garbage-collecting\n)?"
-    r'  File "([^"\n]*)", line (\d+)'
-)
+_THREAD_AT_FAULT = re.compile(r"(?:Current thread 0x[^\n]*|Stack) \(most recent call first\):\n(?:  Garbage-collecting\n)?")
+_OTHER_THREAD = re.compile(r"Thread 0x.* \(most recent call first\):$")
+_PLACE = re.compile(r'  File "([^"\n]*)", line (\d+)')
 
 
 def innermost_line(tail: str) -> str:
-    """Returns the innermost line of the thread that crashed, such as `app.py line 12`, from faulthandler's output at the end
-    of stderr. Empty if there is no such output, or the thread was not one of Python."""
+    """Returns the line that crashed, such as `app.py line 12`, from faulthandler's output at the end of stderr: the author's
+    innermost of the thread at fault, or else the innermost. Empty if there is no such output, or the thread was not one of
+    Python."""
     begin = tail.rfind("Fatal Python error: ")
-    found = _PLACE.search(tail, begin) if begin >= 0 else None
-    return f"{found[1]} line {found[2]}" if found else ""
+    fault = _THREAD_AT_FAULT.search(tail, begin) if begin >= 0 else None
+    if fault is None or not (places := _places(tail, fault.end())):
+        return ""
+    file, line = next((place for place in places if is_authors(place[0])), places[0])
+    return f"{file} line {line}"
+
+
+def _places(tail: str, at: int) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    while (place := _PLACE.match(tail, at)) is not None:
+        found.append((place[1], place[2]))
+        at = tail.find("\n", place.end()) + 1 or len(tail)
+    return found
+
+
+@final
+class CrashOutput:
+    """Finds, in the lines that a process writes to stderr, those of a crash that do not help the model's author: the frames
+    of everywire, Trio and Python, and all of the threads that did not crash."""
+
+    __slots__ = ("_crashed", "_elsewhere")
+
+    def __init__(self) -> None:
+        self._crashed = self._elsewhere = False
+
+    def level(self, stream: str, line: str) -> int:
+        """Returns the level at which the next line is logged: DEBUG for such a line."""
+        return logging.DEBUG if stream == "stderr" and self._is_noise(line) else logging.INFO
+
+    def _is_noise(self, line: str) -> bool:
+        if line.startswith("Fatal Python error: "):
+            self._crashed = True
+        if not self._crashed:
+            return False
+        if (other := _OTHER_THREAD.match(line)) or not line.startswith("  "):
+            self._elsewhere = other is not None
+        place = _PLACE.match(line)
+        return self._elsewhere or line.startswith("Extension modules: ") or (place is not None and not is_authors(place[1]))
 
 
 # -- the process, from outside -------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Listener:
         """Hands each new connection to `serve` until cancelled or closed. Pauses while `may_accept` returns False, for 0.1 s
         each time. Also pauses while the system has no descriptor or memory left, for 0.1 s at first, 1 s at most."""
         pause = 0.1
-        while True:
+        while self._sock.fileno() >= 0:  # it may be closed during a pause
             try:
                 await trio.lowlevel.wait_readable(self._sock)
             except trio.ClosedResourceError:

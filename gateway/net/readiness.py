@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, final
@@ -11,6 +10,7 @@ from typing import Protocol, final
 import trio
 
 from gateway.doorbell import Doorbell
+from gateway.net.tables import is_hollow, shrunk
 from gateway.net.transport import Transport
 
 _EVENTS = 256  # the most events of one look
@@ -163,8 +163,11 @@ class Poller(ReadinessSource):
         """`edges` is the epoll set: by default the kernel's. A test without sockets gives one in memory."""
         self._edges = _Kernel() if edges is None else edges
         self._owners: dict[int, Told] = {}
-        # the events of each descriptor that are not yet told, in the order in which descriptors became ready
-        self._events: OrderedDict[int, int] = OrderedDict()
+        # The events that are told now, the first one last, and what the kernel gave since they began: of each descriptor
+        # one entry here and one there at most, however often it becomes ready. The socket of an entry may be closed by now,
+        # and its number another's: the owner of that one then finds nothing to receive.
+        self._events: list[tuple[int, int]] = []
+        self._next: dict[int, int] = {}
 
     def watch(self, descriptor: int) -> PolledTransport:
         """Returns a place for a socket. Its owner is named later, by `PolledTransport.tell`."""
@@ -175,19 +178,20 @@ class Poller(ReadinessSource):
         self._owners[descriptor] = owner
 
     def remove(self, descriptor: int) -> None:
-        self._events.pop(descriptor, None)
+        self._next.pop(descriptor, None)
         if self._owners.pop(descriptor, None) is not None:
             self._edges.unregister(descriptor)
 
     def look(self) -> bool:
         """True if something is ready now. Asks the kernel each time, also if events are left: on a busy server some always
         are, and newly ready sockets would not be seen."""
-        events = self._events
-        if events:
+        if self._events or self._next:
+            later = self._next
             for descriptor, mask in self._edges.poll(0, _EVENTS):
-                events[descriptor] = events.get(descriptor, 0) | mask
-        else:
-            events.update(self._edges.poll(0, _EVENTS))
+                later[descriptor] = later.get(descriptor, 0) | mask
+            return True
+        self._events = events = self._edges.poll(0, _EVENTS)
+        events.reverse()
         return bool(events)
 
     async def wait(self) -> None:
@@ -196,19 +200,30 @@ class Poller(ReadinessSource):
 
     def tell(self, at_most: int) -> int:
         events, owners, told = self._events, self._owners, 0
-        while events and told < at_most:
-            told += 1
-            descriptor, mask = events.popitem(last=False)
-            owner = owners.get(descriptor)
-            if owner is None:
-                continue
-            if mask == _USUAL:
-                owner.readable(False)
-            elif mask & _RECEIVE:
-                owner.readable(mask & _BEHIND != 0)
-            if owner.blocked and mask & _SEND:
-                owner.writable()
-        return told
+        while True:
+            while events and told < at_most:
+                descriptor, mask = events.pop()
+                owner = owners.get(descriptor)
+                if owner is None:  # closed since: two of these at most for each connection
+                    continue
+                told += 1
+                if mask == _USUAL:
+                    owner.readable(False)
+                elif mask & _RECEIVE:
+                    owner.readable(mask & _BEHIND != 0)
+                if owner.blocked and mask & _SEND:
+                    owner.writable()
+            if not self._next or told == at_most:
+                return told
+            self._events = events = list(self._next.items())
+            events.reverse()
+            self._next.clear()
+
+    def rest(self) -> None:
+        """Gives back the room of its tables that is empty now."""
+        self._owners = shrunk(self._owners)
+        if is_hollow(self._next):
+            self._next = self._next.copy()
 
     def close(self) -> None:
         """Closes the epoll set. Called when every owner is gone."""

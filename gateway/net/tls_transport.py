@@ -1,20 +1,31 @@
-"""TLS as a transport, by ssl.MemoryBIO: it runs in the connection's reader and writer, without a task of its own."""
+"""TLS as a transport, by ssl.MemoryBIO: it runs in the connection's reader and writer, without a task of its own.
+
+A record without payload costs its peer 22 bytes, and us the work of a record or, for a KeyUpdate, of new keys: OpenSSL reads
+as many of them as it has, in one call. So the records that came are counted here, by their headers (RFC 8446 section 5.1);
+OpenSSL gets a few at a time, and those that gave no payload have an allowance.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ssl
+import struct
+import threading
 from collections.abc import Sequence
 from typing import final
 
 import trio
 
-from gateway.errors import TransportLost
+from gateway.errors import TransportFlooded, TransportLost
 from gateway.net.transport import Transport, front
 from protocols.events import Buffer
+from protocols.floods import HANDSHAKE_RECORDS, TLS_FLOODS, FloodPolicy, RecordCounts
 
 _CHUNK = 65536
 _RECORD = 16384
+_HEADER = 5  # bytes of a record before its own
+_AT_ONCE = 16  # records that OpenSSL gets in one go: as many KeyUpdates cost some 0.4 ms
+_length = struct.Struct(">H").unpack_from
 _LAST_WORDS = 1.0  # seconds that a failed handshake waits for the client to leave
 _UNTRUSTED = "the client does not trust the server's certificate: it needs the CA's certificate"
 _CAUSES = {
@@ -34,6 +45,20 @@ _CAUSES_OF_A_CLIENT = {
     "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust the client's certificate",
 }
 """The causes of failed handshakes of a client, by OpenSSL's reason."""
+
+
+_threads = threading.local()
+
+
+def _shared_scratch() -> memoryview:
+    """Memory to receive records, of all the connections of this thread: each is done with it before another receives."""
+    scratch: memoryview | None = getattr(_threads, "scratch", None)
+    if scratch is None:
+        scratch = _threads.scratch = memoryview(bytearray(_CHUNK))
+    return scratch
+
+
+_shared_scratch()  # the thread that imports this runs the loop of most servers: it has its memory before the first client
 
 
 @final
@@ -58,9 +83,15 @@ class TLSTransport:
         """`received`: bytes that were already read from the transport below."""
         self._below = below
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._incoming.write(received)
+        self._rest = memoryview(received)  # received, and not given to OpenSSL yet
+        self._record_ends = 0  # the place in `_rest` where the record ends of which OpenSSL has a part
+        self._hollow = 0  # whole records that OpenSSL got, less the reads that gave payload
+        self._counts = RecordCounts()
+        self._policy: FloodPolicy[RecordCounts] | None = None  # none until a record came without payload
+        self.behind = False
+        """True if the last receive found no payload in what it took: there may be more."""
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=hostname)
-        self._scratch = memoryview(bytearray(_CHUNK))
+        self._scratch = _shared_scratch()
         self._unsent: memoryview = memoryview(b"")
         self._ahead: memoryview = memoryview(b"")  # received before `send_eof`
         self._maybe_more = False
@@ -76,7 +107,11 @@ class TLSTransport:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 await self._flush()
-                if not self._pull():
+                if self._pull():
+                    if self._hollow > HANDSHAKE_RECORDS:
+                        raise TransportLost(f"more than {HANDSHAKE_RECORDS} records in a TLS handshake") from None
+                    await trio.lowlevel.checkpoint()
+                else:
                     await self._below.wait_readable()
                     if not self._pull() and self._below_eof:
                         raise TransportLost("the peer left during the TLS handshake") from None
@@ -87,7 +122,7 @@ class TLSTransport:
                 break
         await self._flush()
         self.alpn = self._tls.selected_alpn_protocol() or ""
-        self._maybe_more = True
+        self._hollow, self._maybe_more = 0, True
 
     def peer_certificate(self) -> bytes:
         """Returns the peer's verified certificate, in DER; empty if the peer showed none or was not asked for one."""
@@ -119,18 +154,74 @@ class TLSTransport:
             self._push()
 
     def _pull(self) -> bool:
-        """Moves received bytes into the TLS object. True if there were any."""
+        """Gives OpenSSL some records of what has come, whole or the first part. True if there was something to give."""
+        if self._rest:
+            return self._pull_behind()
         if self._below_eof:
             return False
-        n = self._below.try_receive_into(self._scratch)
-        if n is None:
-            return False
-        if n == 0:
+        scratch = self._scratch
+        n = self._below.try_receive_into(scratch)
+        if not n:
             # a missing close_notify is no error here: every wire above frames its end, and sees a truncation itself
-            self._below_eof = True
+            self._below_eof = n == 0
             return False
-        self._incoming.write(self._scratch[:n])
+        if not self._record_ends and n > _HEADER and n == _HEADER + _length(scratch, 3)[0]:  # one whole record: most are
+            self._incoming.write(scratch[:n])
+            self._hollow += 1
+        else:
+            self._rest = scratch[:n]
+            self._give()
+            if self._rest:
+                self._own_rest()
         return True
+
+    def _pull_behind(self) -> bool:
+        """Does what `_pull` does, behind bytes that have come before."""
+        if self._give():
+            return True
+        kept = len(self._rest)  # less than a header, whose end is to come
+        self._scratch[:kept] = self._rest
+        n = None if self._below_eof else self._below.try_receive_into(self._scratch[kept:])
+        if not n:
+            self._below_eof |= n == 0
+            return False
+        self._rest = self._scratch[: kept + n]
+        self._give()
+        if self._rest:
+            self._own_rest()
+        return True
+
+    def _own_rest(self) -> None:
+        """Copies what is left, which few reads leave, out of the memory that others use next."""
+        self._rest = memoryview(bytes(self._rest))
+
+    def _give(self) -> bool:
+        rest, end = self._rest, self._record_ends
+        size = len(rest)
+        whole = int(0 < end <= size)
+        while whole < _AT_ONCE and end + _HEADER <= size:
+            end += _HEADER + _length(rest, end + 3)[0]
+            whole += end <= size
+        here = min(end, size)
+        if not here:
+            return False
+        self._incoming.write(rest[:here])
+        self._rest, self._record_ends = rest[here:], end - here
+        self._hollow += whole
+        return True
+
+    def _judge(self) -> None:
+        """Counts the records that OpenSSL got and that gave no payload. TransportFlooded if they are too many."""
+        hollow, self._hollow = self._hollow, 0
+        if hollow < 0:  # one record took several reads
+            return
+        counts, now = self._counts, trio.current_time()
+        if self._policy is None:
+            self._policy = FloodPolicy(TLS_FLOODS, now)
+        self._policy.tick(counts, now)  # none came since the last: nothing else calls it once a second
+        counts.total += hollow
+        if flood := self._policy.judge(counts, now):
+            raise TransportFlooded(flood, "TLS records without payload")
 
     def _push(self) -> bool:
         """Moves encrypted bytes to the transport below. True when none are left."""
@@ -157,24 +248,33 @@ class TLSTransport:
             buffer[:n] = self._ahead[:n]
             self._ahead = self._ahead[n:]
             return n
-        while True:
+        try:
             try:
                 n = self._tls.read(len(buffer), buffer)  # type: ignore[assignment]  # typeshed: an int with a buffer
             except ssl.SSLWantReadError:
-                if self._pull():
-                    continue
-                self._maybe_more = False
-                if self._below_eof:
-                    return 0
-                self._push()
-                return None
-            except ssl.SSLZeroReturnError:
-                return 0
-            except ssl.SSLError as e:
-                self._push()
-                raise TransportLost(f"TLS failed: {self._why(e)}") from e
-            self._maybe_more = True
-            return n
+                if self._hollow:
+                    self._judge()
+                if not self._pull():
+                    self._maybe_more = self.behind = False
+                    if self._below_eof:
+                        return 0
+                    self._push()
+                    return None
+                n = self._tls.read(len(buffer), buffer)  # type: ignore[assignment]
+        except ssl.SSLWantReadError:  # a part of a record, or records without payload: enough for one turn
+            if self._hollow:
+                self._judge()
+            self._maybe_more = self.behind = True
+            self._push()
+            return None
+        except ssl.SSLZeroReturnError:
+            return 0
+        except ssl.SSLError as e:
+            self._push()
+            raise TransportLost(f"TLS failed: {self._why(e)}") from e
+        self._hollow -= 1
+        self._maybe_more = True
+        return n
 
     def try_send(self, buffers: Sequence[Buffer]) -> int:
         if not self._push():

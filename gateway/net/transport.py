@@ -39,6 +39,8 @@ class Transport(Protocol):
     alpn: str
     short_is_dry: bool
     """True if a receive that did not fill its buffer took everything that had arrived."""
+    behind: bool
+    """True if the last receive returned None although more had arrived: it had done enough for one turn."""
 
     @property
     def pending(self) -> bool:
@@ -79,7 +81,9 @@ class Transport(Protocol):
 class SocketTransport:
     """A connected TCP or Unix socket. The transport owns it, and makes it non-blocking."""
 
+    __slots__ = ("_bulk", "_closed", "_sock", "_unsent", "alpn", "closed", "peer", "pending")
     short_is_dry = True  # epoll(7), question 9
+    behind = False
 
     def __init__(self, sock: socket.socket, *, unsent: int = 0) -> None:
         """`unsent`: the most bytes that the kernel buffers unsent (TCP_NOTSENT_LOWAT), if the system can; 0: the system's
@@ -98,6 +102,14 @@ class SocketTransport:
         self.peer = peer_of(sock)
         self.alpn = ""
         self.pending = False
+
+    def local_port(self) -> int:
+        """Returns the port of this end; 0 if it has none, as a Unix socket, or is gone."""
+        try:
+            address = self._sock.getsockname()
+        except OSError:
+            return 0
+        return address[1] if isinstance(address, tuple) else 0
 
     def try_receive_into(self, buffer: memoryview) -> int | None:
         try:
@@ -184,11 +196,16 @@ def _lost(error: OSError) -> TransportLost:
     return TransportLost(str(error), left=isinstance(error, ConnectionError))
 
 
+def arrived_at(transport: Transport) -> int:
+    """Returns the port at which a client has reached us without TLS; 0 if there is none."""
+    return transport.local_port() if isinstance(transport, SocketTransport) else 0
+
+
 @final
 class MemoryTransport:
     """One end of an in-memory connection with a bounded buffer in each direction; see `memory_pair`."""
 
-    short_is_dry = False
+    short_is_dry = behind = False
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -282,6 +299,7 @@ class StreamTransport:
     """
 
     short_is_dry = True
+    behind = False
 
     def __init__(self, stream: trio.abc.Stream, *, chunk: int = 65536) -> None:
         self._stream = stream

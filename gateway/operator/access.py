@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TypeAlias, final
 
+import trio
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
@@ -21,6 +22,7 @@ from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.config.watched_file import WatchedFile
 from gateway.errors import GatewayError
+from gateway.log_limits import LogLimits
 from gateway.untrusted_text import escape
 
 log = logging.getLogger("gateway.operator")
@@ -147,6 +149,8 @@ class Access:
         self.tokens = Tokens(config)
         """The tokens that open the plane."""
         self._section = section_of(config)
+        self.log_limits = LogLimits()
+        """Limits how often log lines that callers of the plane cause are written."""
         hosts = [place.name for place in places_of(config.host) if isinstance(place, Host)]
         named = config.hosts if isinstance(config, OperatorConfig) else ()
         self._names = frozenset(name.lower().rstrip(".") for name in (*hosts, *named, "localhost"))
@@ -181,8 +185,13 @@ class Access:
         except GatewayError as e:
             peer, why = address_of(request), e.message.partition(":")[0]
             path = escape(request.url.path[:200])
-            log.warning(f"{self._section} request refused", extra={"peer": peer, "path": path, "reason": why})
+            facts = {"peer": peer, "path": path, "reason": why}
+            self.log_limits.write(log, f"{self._section} request refused", facts, logging.WARNING)
             raise
+
+    async def sum_up(self) -> None:
+        """Logs the sums of lines that were left out, once they are due. The plane's timer calls it."""
+        self.log_limits.tick(trio.current_time())
 
     def allows(self, request: Request) -> bool:
         """True if the rules let the request pass."""

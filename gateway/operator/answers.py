@@ -10,6 +10,7 @@ from typing import Protocol, final
 
 import msgspec
 import trio
+from msgspec import UNSET
 from starlette.types import ASGIApp
 
 from gateway.config.text import show, text_without_secrets
@@ -17,7 +18,7 @@ from gateway.core.exchange import Exchange
 from gateway.errors import Conflict, EndedByOperator, GatewayError, LoadFailed, NotFound
 from gateway.operator.events import StreamWatch
 from gateway.operator.operated import Operated, PlaneSite
-from gateway.operator.operations import IncidentsView, ModelsView, StreamQuery, StreamsView
+from gateway.operator.operations import HealthView, IncidentsView, ModelsView, StreamQuery, StreamsView
 from gateway.operator.state_changes import StateChanges
 from gateway.operator.stats import StatsView, stats_of
 from gateway.operator.views import (
@@ -64,8 +65,9 @@ class Answers(Protocol):
     def draining(self) -> bool: ...
     @property
     def drain_report(self) -> DrainReport | None: ...
-    async def unready(self) -> tuple[str, ...]:
-        """The reasons why new calls are refused; empty if they are accepted."""
+    async def health(self) -> HealthView:
+        """Returns whether new calls are accepted, and the reasons why they are not, in several processes also those of the
+        ones that are not ready."""
         ...
 
     async def metrics(self, accept: str) -> tuple[str, bytes]:
@@ -138,9 +140,10 @@ class GatewayAnswers:
         """The drain report: how each exchange that was live ended; None before the drain is over."""
         return self._gateway.drain_report
 
-    async def unready(self) -> tuple[str, ...]:
-        """The reasons why new calls are refused; empty if they are accepted."""
-        return self._gateway.unready
+    async def health(self) -> HealthView:
+        """Returns whether new calls are accepted, and the reasons why they are not."""
+        unready = self._gateway.unready
+        return HealthView(ready=not unready, reasons=unready)
 
     async def metrics(self, accept: str) -> tuple[str, bytes]:
         """The content type and the body that answer a scrape."""
@@ -209,7 +212,7 @@ class GatewayAnswers:
                 raise failure
             finally:
                 failure = None
-        return await self.model(name)
+        return msgspec.structs.replace(await self.model(name), code=self._gateway.control.code_of(name) or UNSET)
 
     async def restart(self, name: str, number: int) -> ModelView:
         """Puts a new process in the place of one of the model's; returns when the new one takes calls."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import aclosing
+from functools import cache
 from typing import Any, TypeVar, final
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from gateway.config.text import show
 from gateway.errors import BadRequest, GatewayError, Overloaded, TooLarge
+from gateway.log_limits import LogLimits
 from gateway.operator.access import Access, Endpoint, address_of
 from gateway.operator.answers import Answers, GatewayAnswers
 from gateway.operator.console import console_response
@@ -45,8 +47,10 @@ from gateway.operator.operations import (
     document,
 )
 from gateway.operator.playground import Playground
+from gateway.telemetry.metrics import Scrapes
 from gateway.untrusted_text import escape
 from gateway.version import version
+from protocols.json import strict
 
 log = logging.getLogger("gateway.operator")
 
@@ -88,9 +92,12 @@ def metrics_app(answers: Answers, access: Access) -> Starlette:
 def _application(answers: Answers, access: Access, routes: list[BaseRoute]) -> Starlette:
     if access.tokens.file is not None:
         answers.place.watch_file(access.tokens.file, access.tokens.reload)
-    return Starlette(
+    answers.place.each_second(access.sum_up)
+    application = Starlette(
         routes=routes, exception_handlers={GatewayError: _refuse, HTTPException: _no_route, Exception: _fail}
     )  # fmt: skip
+    application.state.log_limits = access.log_limits
+    return application
 
 
 @final
@@ -98,6 +105,7 @@ class _Routes:
     def __init__(self, answers: Answers, access: Access, history: History) -> None:
         self._answers, self._access, self._history = answers, access, history
         self._readers = trio.Semaphore(_READERS)
+        self._scrapes = Scrapes(answers.metrics)
         self._playground = Playground(answers, access)
 
     def all(self) -> list[BaseRoute]:
@@ -141,7 +149,7 @@ class _Routes:
         return [
             Route("/metrics", self._access.guarded(self._metrics), methods=["GET"]),
             Route("/v2/health/live", self._live, methods=["GET"]),
-            *[Route(path, self._ready_or_not, methods=["GET"]) for path in ("/v2/health/ready", "/ping")],
+            *[Route(path, self._ready_or_not, methods=["GET"]) for path in ("/v2/health/ready", "/ping", "/health")],
         ]
 
     async def _console(self, request: Request) -> Response:
@@ -151,7 +159,7 @@ class _Routes:
         return console_response(request, str(request.path_params["file"]))
 
     async def _openapi(self, request: Request) -> Response:
-        return _answer(document(version()))
+        return _answer(_document(version()))
 
     # -- health ------------------------------------------------------------------------------------------------------
 
@@ -159,18 +167,18 @@ class _Routes:
         return _answer(LiveView(live=True))
 
     async def _ready(self, request: Request) -> Response:
-        unready = await self._answers.unready()
-        # a probe without a token must not learn the reasons
-        view = HealthView(ready=not unready, reasons=unready if self._access.allows(request) else None)
-        return _answer(view, 503 if unready else 200)
+        view = await self._answers.health()
+        if not self._access.allows(request):  # a probe without a token must not learn the reasons
+            view = HealthView(ready=view.ready)
+        return _answer(view, 200 if view.ready else 503)
 
     async def _ready_or_not(self, request: Request) -> Response:
         """Leaves the reasons out: they contain texts of models' exceptions, and everybody may ask."""
-        ready = not await self._answers.unready()
+        ready = (await self._answers.health()).ready
         return _answer(HealthView(ready=ready), 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        content_type, text = await self._answers.metrics(request.headers.get("accept", ""))
+        content_type, text = await self._scrapes.text(request.headers.get("accept", ""))
         return Response(text, headers=_HEADERS | {"content-type": content_type})
 
     async def _stats(self, request: Request) -> Response:
@@ -298,7 +306,9 @@ def _noted(request: Request, action: str, **about: object) -> str:
 
 
 def _note(request: Request, action: str, **about: object) -> None:
-    log.info("operator request", extra={"action": action, **about, "peer": address_of(request)})
+    limits: LogLimits = request.app.state.log_limits
+    if limits.allows("operator request", action=action):
+        log.info("operator request", extra={"action": action, **about, "peer": address_of(request)})
 
 
 def _is_number(text: str) -> bool:
@@ -351,8 +361,18 @@ async def _body(request: Request, kind: type[Wanted]) -> Wanted:
         raise BadRequest(f"the body has not come within {_PATIENCE:g} s", status=408)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise BadRequest(f"the body: {e}") from None
+    except UnicodeDecodeError:
+        raise BadRequest("the body: it is not UTF-8") from None
+    except RecursionError:
+        raise BadRequest("the body: it is nested too deep to be read") from None
+    except msgspec.DecodeError as e:
+        raise BadRequest(f"the body: {strict.fault_of(body, e)}") from None
+
+
+@cache
+def _document(version: str) -> msgspec.Raw:
+    """The OpenAPI document, made on the first request: that takes some milliseconds, and leaves cycles of objects behind."""
+    return msgspec.Raw(msgspec.json.encode(document(version)))
 
 
 def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -380,5 +400,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:
     incident = uuid4().hex[:12]
-    log.error("operator request failed", extra={"incident": incident}, exc_info=error)
+    limits: LogLimits = request.app.state.log_limits
+    if limits.allows("operator request failed", level=logging.ERROR):
+        log.error("operator request failed", extra={"incident": incident}, exc_info=error)
     return _answer(ErrorReply(error=f"internal error; incident {incident} in the server's log", code="InternalFailure"), 500)

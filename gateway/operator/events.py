@@ -28,7 +28,7 @@ from gateway.operator.views import (
 )
 from gateway.serving.drain import DrainProgress, DrainReport
 from gateway.telemetry.incidents import Incidents
-from protocols.sse import encode_event
+from protocols.sse import CONTENT_TYPE, encode_event
 
 KEPT = 1000
 """Exchanges that have ended between two looks and are told; of more only their number is."""
@@ -161,7 +161,7 @@ class EventStream(Response):
     """Looks again and again, `interval` seconds after the reader has taken what there was. Ends with the report of a drain,
     with its reader, or with its task."""
 
-    media_type = "text/event-stream"
+    media_type = CONTENT_TYPE
 
     def __init__(
         self,

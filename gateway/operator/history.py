@@ -140,6 +140,7 @@ def _head_of(stats: StatsView) -> bytes:
             "memory": stats.memory.used,
             "process": stats.memory.process,
             "lag": _cut(stats.lag.buckets),
+            "starved": _cut(stats.starved),
         }
     )
 

@@ -14,6 +14,7 @@ from gateway.serving.drain import DrainReport
 from gateway.telemetry.logging_setup import Level
 from protocols import openapi
 from protocols.openapi import Answer, Body, Field, Operation
+from protocols.sse import MEDIA_TYPE
 
 
 class HealthView(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -21,7 +22,8 @@ class HealthView(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     ready: bool
     reasons: tuple[str, ...] | None = None
-    """The reasons; left out if the plane demands a token and the request has none."""
+    """The reasons why it is not, or why one of several processes is not; left out if the plane demands a token and the
+    request has none."""
 
 
 class LiveView(msgspec.Struct, kw_only=True):
@@ -325,7 +327,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 description="Events until the server has drained.",
                 bodies=(
                     Body(
-                        content_type="text/event-stream",
+                        content_type=MEDIA_TYPE,
                         description="Events stats, models, opened, changed, closed, dropped, incident, draining, drained.",
                     ),
                 ),

@@ -15,25 +15,24 @@ from hypercorn.config import Config as ServerConfig
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.addresses import UNIX, written_ip
 from gateway.config import LimitsConfig, MetricsConfig, OperatorConfig
 from gateway.doorbell import Doorbell
-from gateway.hypercorn import Connection
+from gateway.hypercorn import Connection, HTTP1Connection, HTTP1OnlyConnection
+from gateway.log_limits import LogLimits
 from gateway.net.listeners import Listener, Port, Rules, open_listeners
 from gateway.operator.access import Access
 from gateway.operator.answers import Answers, GatewayAnswers
 from gateway.operator.app import app_of, metrics_app
 from gateway.operator.operated import Operated
+from protocols.floods import METRICS_BYTES, PLANE_CONNECTIONS, PLANE_READ
 
 log = logging.getLogger("gateway.operator")
 
-_CONNECTIONS = 100  # at once: operators, scrapers and probes
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts to listen
 _LONGEST = 2**31 - 1  # milliseconds, of the option
 _GRACE = 2.0  # seconds that answers under way have at the end
-_PIECE = 32 * 1024  # bytes of a body, of which a client has to take some within `limits.write_stall`
 
 
 def operating(gateway: Operated) -> AbstractAsyncContextManager[None]:
@@ -85,9 +84,12 @@ def _offered(
         port=chosen.port,
         unix_mode=unix_mode,
         demands_token=access.demands_token,
+        # no request for metrics has a body; the playground's have, and are a WebSocket's too
+        kind=HTTP1OnlyConnection if section == "metrics" else HTTP1Connection,
+        most=METRICS_BYTES if section == "metrics" else math.inf,
         listens=listens,
     )
-    return _running(_Plane(place, app(answers, access), answers.place.limits))
+    return _running(_Plane(place, app(answers, access), answers.place.limits, access.log_limits))
 
 
 @asynccontextmanager
@@ -99,34 +101,44 @@ async def _running(plane: _Plane) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-def _impatient(app: ASGIApp, stall: float) -> ASGIApp:
-    """The application with a limit on clients that open no HTTP/2 window for `stall` seconds: their calls end. The kernel
-    sees such clients as readers, and nothing else would end them. 0: no limit."""
+@final
+class _Turns:
+    """Lets one connection of the plane at a time do a step, and other tasks of the loop have theirs in between: however many
+    callers there are, they delay a client of the models by a step."""
 
-    async def told(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["http_version"] != "2" or not stall:
+    def __init__(self) -> None:
+        self._lock = trio.StrictFIFOLock()
+
+    async def turn(self) -> None:
+        """Returns when the next step may be done."""
+        async with self._lock:
+            await trio.lowlevel.checkpoint()
+
+    def application(self, app: ASGIApp) -> ASGIApp:
+        """The application, of which each call begins in a turn."""
+
+        async def called(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.turn()
             await app(scope, receive, send)
-            return
-        with trio.CancelScope() as patience:
 
-            async def within(message: Message) -> None:
-                patience.deadline = trio.current_time() + stall
-                await send(message)
-                patience.deadline = math.inf
+        return called
 
-            async def say(message: Message) -> None:
-                body = message.get("body", b"")
-                while len(body) > _PIECE:
-                    await within({**message, "body": body[:_PIECE], "more_body": True})
-                    body = body[_PIECE:]
-                await within({**message, "body": body} if "body" in message else message)
 
-            await app(scope, receive, say)
-        if patience.cancelled_caught:
-            peer = written_ip(*scope["client"]) if scope["client"] else UNIX
-            log.info("write stalled", extra={"peer": peer, "seconds": stall, "setting": "limits.write_stall"})
+@final
+class _Stream:
+    """A connection's stream, read in turns. One that has sent `most` bytes is read no further, as if it had ended."""
 
-    return told
+    def __init__(self, stream: trio.SocketStream, turns: _Turns, most: float) -> None:
+        self.socket, self._stream, self._turns, self._left = stream.socket, stream, turns, most
+        self.send_all, self.send_eof, self.aclose = stream.send_all, stream.send_eof, stream.aclose
+
+    async def receive_some(self, most: int) -> bytes | bytearray:
+        if self._left <= 0:
+            return b""
+        data = await self._stream.receive_some(min(most, PLANE_READ))
+        self._left -= len(data)
+        await self._turns.turn()
+        return data
 
 
 @final
@@ -140,6 +152,10 @@ class _Place:
     port: int
     unix_mode: int
     demands_token: bool
+    kind: type[Connection]
+    """The connections that it serves."""
+    most: float
+    """Bytes that one of them may send."""
     listens: Callable[[int], None]
     """Called with the port when it listens, and with 0 when it does not."""
 
@@ -148,17 +164,19 @@ class _Place:
 class _Plane:
     """Listens, and keeps its connections.
 
-    Each is a connection of `gateway.hypercorn`, which keeps its failures. The plane accepts connections itself: it can try
-    a taken port again, count connections, and at the end close the sockets of readers that have stopped.
+    Each is a connection of `gateway.hypercorn` for HTTP/1.1 alone, which keeps its failures. The plane accepts connections
+    itself: it can try a taken port again, count connections, give each its turn, and at the end close the sockets of readers
+    that have stopped.
     """
 
-    def __init__(self, place: _Place, application: ASGIApp, limits: LimitsConfig) -> None:
-        self._place, self._stall = place, limits.write_stall
+    def __init__(self, place: _Place, application: ASGIApp, limits: LimitsConfig, log_limits: LogLimits) -> None:
+        self._place, self._stall, self._log_limits = place, limits.write_stall, log_limits
         self._server = ServerConfig()
         self._server.errorlog = log
         self._server.include_server_header = False
+        self._turns = _Turns()
         # hypercorn and starlette name the types of ASGI each in their own words
-        app: Any = _impatient(application, limits.write_stall)
+        app: Any = self._turns.application(application)
         self._app = wrap_app(app, self._server.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._streams: set[trio.SocketStream] = set()
@@ -187,7 +205,7 @@ class _Plane:
 
     def _listen(self, pause: float) -> bool:
         place = self._place
-        rules = Rules(backlog=_CONNECTIONS, unix_mode=place.unix_mode, host_setting=f"{place.section}.host")
+        rules = Rules(backlog=PLANE_CONNECTIONS, unix_mode=place.unix_mode, host_setting=f"{place.section}.host")
         ports = [Port(number=place.port, setting=f"{place.section}.port")] if place.port >= 0 else []
         try:
             self._listeners = listeners = open_listeners(place.host, ports, rules)
@@ -206,7 +224,7 @@ class _Plane:
             nursery.start_soon(self._serve, sock)
 
         async def accept(listener: Listener) -> None:
-            await listener.accept(serve, lambda: len(self._streams) < _CONNECTIONS)
+            await listener.accept(serve, lambda: len(self._streams) < PLANE_CONNECTIONS, self._log_limits)
             accepting.cancel_scope.cancel()  # a listener that has failed is opened again with the others
 
         try:
@@ -233,11 +251,17 @@ class _Plane:
             return  # reset before it was served
         self._streams.add(stream)
         try:
-            # its type says TLS, which it finds out by asking
-            connection = Connection(self._app, self._server, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
-            await connection.run()
+            await self._turns.turn()
+            place = self._place
+            read: Any = _Stream(stream, self._turns, place.most)  # its type says TLS, which it finds out by asking
+            connection = place.kind(self._app, self._server, self._context, ConnectionState({}), read)
+            try:
+                await connection.run()
+            finally:
+                vars(connection).clear()  # hypercorn's parts know each other: the cycle would keep them until the GC runs
         except Exception:
-            log.exception(f"a connection of the {self._place.name} failed")
+            if self._log_limits.allows("a connection failed", level=logging.ERROR):
+                log.exception(f"a connection of the {self._place.name} failed")
         finally:
             self._streams.discard(stream)
             stream.socket.close()

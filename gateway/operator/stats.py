@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,10 +18,12 @@ from gateway.operator.operated import Operated
 from gateway.serving.timer import LAGS
 from gateway.telemetry.account import PARTS
 from gateway.telemetry.live_look import PeerWaits
+from gateway.telemetry.loop_watch import Work
 from gateway.telemetry.tallies import GAPS, LONG, Tally
 from gateway.version import version
 
 _PEERS = 5  # addresses that are told
+_LATE = 5  # works that are told
 
 
 class HistogramView(msgspec.Struct, kw_only=True, frozen=True):
@@ -64,6 +67,18 @@ class PeerView(msgspec.Struct, kw_only=True, frozen=True):
     """Slots that are held now by those that wait for it to read."""
 
 
+class LateView(msgspec.Struct, kw_only=True, frozen=True):
+    """A work of the event loop that kept it, or of a thread for which it waited, while it was late."""
+
+    work: str
+    """The kind, such as `TLS records`; empty if it is not known."""
+    whose: str
+    """The address of the peer, the model, or the container for which it was done; empty if none is known, and for the sum of
+    all others."""
+    seconds: float
+    """Seconds for which the loop was late by it, in the last minute."""
+
+
 class MemoryView(msgspec.Struct, kw_only=True, frozen=True):
     """Bytes."""
 
@@ -97,7 +112,7 @@ class VerdictView(msgspec.Struct, kw_only=True, frozen=True):
     slow."""
 
     kind: str
-    """draining, unready, refusing, readers, full, failing, empty, blocked, senders or healthy: the first that holds."""
+    """draining, unready, refusing, readers, full, failing, empty, blocked, busy, senders, healthy: the first that holds."""
     level: str
     """good, warn or bad."""
     sentence: str
@@ -106,7 +121,8 @@ class VerdictView(msgspec.Struct, kw_only=True, frozen=True):
     model: str
     """The model that the verdict is about; empty if it is about none."""
     peer: str
-    """The client address that the streams wait for most; empty if the verdict is about no client."""
+    """The client address that the streams wait for most, or whose work the event loop does; empty if the verdict is about
+    no client."""
     incident: str
     """The id of the incident that explains the verdict; empty if there is none."""
     seconds: float
@@ -139,6 +155,10 @@ class StatsView(msgspec.Struct, kw_only=True, frozen=True):
     memory: MemoryView
     lag: HistogramView
     """How late the event loop came to its timer."""
+    starved: list[int] = []
+    """The buckets of those times for which it waited for a CPU: the machine was busy."""
+    late: list[LateView] = []
+    """The works that kept the event loop most in the last minute, five at most; of the others, one sum for each kind."""
     peers: list[PeerView]
     """The addresses that live streams have waited for most, five at most."""
     models: dict[str, ModelStats]
@@ -180,6 +200,8 @@ class PointView(msgspec.Struct, kw_only=True, frozen=True):
     """The memory of the server's processes."""
     lag: list[int]
     """Buckets of how late the event loop came to its timer."""
+    starved: list[int] = []
+    """Those of them for which it waited for a CPU."""
     models: dict[str, ModelPoint]
 
 
@@ -218,6 +240,8 @@ async def stats_of(gateway: Operated, uptime: float) -> StatsView:
             process_limit=usable_memory(),
         ),
         lag=_histogram_view([metrics.lag]),
+        starved=list(metrics.starved.buckets),
+        late=_latest(metrics.blocks.recent()),
         peers=_slowest([_peer_view(address, peer) for address, peer in look.peers.items()]),
         models=_models(metrics.tallies.by_key),
         bounds=BoundsView(duration=list(LONG), first=list(LONG), gap=list(GAPS), lag=list(LAGS)),
@@ -238,6 +262,15 @@ def _peer_view(address: str, peer: PeerWaits) -> PeerView:
 
 def _slowest(peers: Iterable[PeerView]) -> list[PeerView]:
     return sorted(peers, key=lambda peer: (-peer.room - peer.input, peer.address))[:_PEERS]
+
+
+def _latest(spent: Mapping[Work, float]) -> list[LateView]:
+    most = sorted(spent, key=lambda work: -spent[work])
+    sums = {work: spent[work] for work in most[:_LATE]}
+    for work in most[_LATE:]:
+        rest = Work(work.kind, "")
+        sums[rest] = sums.get(rest, 0.0) + spent[work]
+    return [LateView(work=kind, whose=whose, seconds=round(seconds, 3)) for (kind, whose), seconds in sums.items()]
 
 
 def _models(tallies: Mapping[tuple[str, str, str], Tally]) -> dict[str, ModelStats]:
@@ -276,6 +309,10 @@ def stats_of_all(told: Sequence[StatsView]) -> StatsView:
     peers: dict[str, PeerView] = {}
     for peer in (peer for view in told for peer in view.peers):
         peers[peer.address] = _peers_added(peers[peer.address], peer) if peer.address in peers else peer
+    late: dict[Work, float] = {}
+    for one in (one for view in told for one in view.late):
+        work = Work(one.work, one.whose)
+        late[work] = late.get(work, 0.0) + one.seconds
     wires = dict.fromkeys(wire for view in told for wire in view.waiting)
     return msgspec.structs.replace(
         _NOTHING,
@@ -293,6 +330,8 @@ def stats_of_all(told: Sequence[StatsView]) -> StatsView:
             process_limit=max((view.memory.process_limit for view in told), default=0),
         ),
         lag=_histograms_added([_NOTHING.lag, *(view.lag for view in told)]),
+        starved=[sum(several) for several in zip_longest(*(view.starved for view in told), fillvalue=0)],
+        late=_latest(late),
         peers=_slowest(peers.values()),
         models={name: models_added([view.models[name] for view in told if name in view.models]) for name in names},
     )
@@ -304,6 +343,8 @@ def check(view: StatsView) -> None:
         for histogram, bounds in ((model.duration, LONG), (model.first, LONG), (model.gap, GAPS)):
             if len(histogram.buckets) != len(bounds) + 1:
                 raise ValueError(f"a histogram of {len(histogram.buckets)} buckets, not {len(bounds) + 1}")
+    if len(view.starved) > len(LAGS) + 1:
+        raise ValueError(f"{len(view.starved)} buckets of waits for a CPU, of {len(LAGS) + 1}")
     if len(view.lag.buckets) != len(LAGS) + 1:
         raise ValueError(f"a histogram of {len(view.lag.buckets)} buckets, not {len(LAGS) + 1}")
 
@@ -325,7 +366,7 @@ def models_added(several: Sequence[ModelStats]) -> ModelStats:
 
 def counters_of(view: StatsView) -> StatsView:
     """The counters of a gateway that is gone: nothing of it is live, and it holds nothing."""
-    return msgspec.structs.replace(view, live={}, waiting={}, connections={}, memory=_NO_MEMORY, peers=[])
+    return msgspec.structs.replace(view, live={}, waiting={}, connections={}, memory=_NO_MEMORY, late=[], peers=[])
 
 
 def _peers_added(one: PeerView, other: PeerView) -> PeerView:

@@ -7,9 +7,10 @@ from itertools import zip_longest
 from typing import final
 
 from gateway.errors import Ending, Refusal
-from gateway.operator.stats import PeerView, PointView, StatsView, VerdictView
+from gateway.operator.stats import LateView, PeerView, PointView, StatsView, VerdictView
 from gateway.operator.views import ErrorView, ModelView
 from gateway.telemetry.account import PARTS
+from gateway.telemetry.loop_watch import MODEL_CODE, NO_CPU
 
 MINUTE = 60.0
 """Seconds that a verdict covers, if the server is as old."""
@@ -17,6 +18,8 @@ REFUSED, ROOM, SLOT, FAILED, INPUT = 0.01, 0.30, 0.20, 0.05, 0.50
 """Shares from which on a verdict blames: of requests, of time, of time, of one model's requests, of time."""
 LAG = 0.05
 """Seconds by which one in a hundred of the event loop's timers is late."""
+BUSY_WITH = 0.1
+"""The least share of a work in the time for which the loop was late: a busy machine is not blamed on one that took less."""
 _WORTH = 1.0  # seconds of streams: a share of less means nothing
 _FAILED = (Ending.MODEL_ERROR, Ending.DEADLINE)
 _WHY = {
@@ -39,7 +42,8 @@ _WHY = {
 def verdict(before: PointView | None, now: StatsView, seconds: float, models: Sequence[ModelView]) -> VerdictView:
     """The verdict on what happened between two looks that many seconds apart, or since the server began if there is no
     earlier look. It is the first condition that holds: the server is not ready; it refuses calls; clients do not read; a
-    model is full; a model fails; the event loop is blocked; clients do not send, and no model talks with them both ways."""
+    model is full; a model fails; the event loop is blocked; the machine is
+    busy; clients do not send, and no model talks with them both ways."""
     return _Minute(before, now, seconds, models).verdict()
 
 
@@ -57,6 +61,7 @@ class _Minute:
         }
         self._refusals = _grown(now.refusals, {} if before is None else before.refusals)
         self._lag = _grown_each(now.lag.buckets, [] if before is None else before.lag)
+        self._starved = _grown_each(now.starved, [] if before is None else before.starved)
         self._total = {part: round(sum(spent.get(part, 0.0) for spent in self._spent.values()), 3) for part in PARTS}
         self._ended = int(sum(sum(endings.values()) for endings in self._endings.values()))
         self._refused = int(sum(self._refusals.values()))
@@ -77,12 +82,11 @@ class _Minute:
             return self._failing(name)
         if not sum(now.live.values()) + sum(sum(one.endings.values()) for one in now.models.values()):
             return self._said("empty", "good", "Ready. Nothing has called yet.")
-        late = _quantile(self._lag, now.bounds.lag, 0.99)
-        if late is not None and late >= LAG:
-            detail = (
-                f"Its timer is {_time(late)} late (p99). All streams wait while a model or a thread holds the interpreter."
-            )
-            return self._said("blocked", "warn", "Something blocks the event loop", detail)
+        late, own = self._late(self._lag), self._late(self._own_lag)
+        if own >= LAG:
+            return self._blocked(own)
+        if late >= LAG:
+            return self._busy(late)
         if self._share("input") >= INPUT and not any(model.family == "parts" for model in self._models.values()):
             return self._senders(self._share("input"))
         return self._healthy()
@@ -154,6 +158,46 @@ class _Minute:
             incident = model.last_error.incident
         return self._said("failing", "bad", sentence, detail, model=name, incident=incident)
 
+    def _blocked(self, late: float) -> VerdictView:
+        detail = f"Its timer is {_time(late)} late (p99)."
+        culprit, share = self._culprit(0.0)
+        if culprit is None:
+            detail += " All streams wait while a model or a thread holds the interpreter."
+            return self._said("blocked", "warn", "Something blocks the event loop", detail)
+        detail += f" This had {_percent(share)} of the time for which it was late. All streams wait meanwhile."
+        return self._blames("blocked", f"The event loop is blocked: {_named(culprit)}", detail, culprit)
+
+    def _busy(self, late: float) -> VerdictView:
+        sentence = "The machine is busy: the server waits for a CPU"
+        detail = (
+            f"The event loop's timer is {_time(late)} late (p99): it waits for a CPU. Other processes or threads have "
+            "them, or the limit of the container is reached. Nothing blocks the loop."
+        )
+        culprit, share = self._culprit(BUSY_WITH)
+        if culprit is None:
+            return self._said("busy", "warn", sentence, detail)
+        detail += f" {_percent(share)} of the CPU that it gets while it is late goes to {_named(culprit)}."
+        return self._blames("busy", f"{sentence}; most of its own goes to {_named(culprit)}", detail, culprit)
+
+    def _blames(self, kind: str, sentence: str, detail: str, culprit: LateView) -> VerdictView:
+        model = culprit.whose if culprit.work == MODEL_CODE else ""
+        return self._said(kind, "warn", sentence, detail, model=model, peer="" if model else culprit.whose)
+
+    def _culprit(self, least: float) -> tuple[LateView | None, float]:
+        """The kind of work that had at least half of the time for which the event loop was late and did not wait for a CPU,
+        and a share of `least` of all that time; its peer, if at least half of it was for one; and its share."""
+        late = [one for one in self._now.late if one.work != NO_CPU.kind]
+        total, kinds = sum(one.seconds for one in late), dict[str, float]()
+        for one in late:
+            kinds[one.work] = kinds.get(one.work, 0.0) + one.seconds
+        kind = max(kinds, key=lambda kind: kinds[kind], default="")
+        if not kind or kinds[kind] < max(total / 2, least * sum(one.seconds for one in self._now.late)):
+            return None, 0.0
+        most = max((one for one in late if one.work == kind), key=lambda one: one.seconds)
+        if not most.whose or most.seconds < kinds[kind] / 2:
+            most = LateView(work=kind, whose="", seconds=kinds[kind])
+        return most, most.seconds / total
+
     def _senders(self, share: float) -> VerdictView:
         detail = f"{_percent(share)} of the time of all streams is spent waiting for the rest of requests."
         peer = self._peer(lambda peer: peer.input)
@@ -180,6 +224,15 @@ class _Minute:
         return self._said("healthy", "good", f"Healthy: {', '.join(said)}", detail, model=name)
 
     # -- figures
+
+    @property
+    def _own_lag(self) -> list[int]:
+        """The lags, with those for which the loop waited for a CPU as if it had been in time."""
+        own = [max(n - m, 0) for n, m in zip_longest(self._lag, self._starved, fillvalue=0)]
+        return [own[0] + sum(self._starved), *own[1:]]
+
+    def _late(self, lags: Sequence[int]) -> float:
+        return _quantile(lags, self._now.bounds.lag, 0.99) or 0.0
 
     def _share(self, part: str) -> float:
         """The share of all streams' time that was this part."""
@@ -208,6 +261,11 @@ class _Minute:
         if model is None or not isinstance(model.capacity, int):
             return "not in service"
         return f"{model.slots_in_use} of {_several(model.capacity, 'slot')}, {model.queued} queued"
+
+
+def _named(late: LateView) -> str:
+    """`TLS records of 127.0.0.1`, `model code of chat`, `JSON bodies`."""
+    return f"{late.work} of {late.whose}" if late.whose else late.work
 
 
 def _grown(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from gateway.telemetry.incidents import IncidentGroup
 from gateway.telemetry.observer import peer_of
 from gateway.workers.snapshot import InstanceStatus, ModelStatus
 from gateway.workers.stop_times import StopSummary
+from protocols.request_ids import client_request_id
 
 
 class ErrorView(msgspec.Struct, kw_only=True, frozen=True):
@@ -61,6 +62,8 @@ class ModelView(msgspec.Struct, kw_only=True, frozen=True):
     """The number of calls by batch size; only if one model is asked for."""
     history: list[ChangeView] | UnsetType = UNSET
     """The last changes of its state, the oldest first; only if one model is asked for."""
+    code: str | UnsetType = UNSET
+    """A remark if it was loaded again by code that was not read anew; only in the answer to a reload."""
 
 
 class VersionView(msgspec.Struct, kw_only=True, frozen=True):
@@ -191,6 +194,8 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     """One exchange: a request and its answer, live or just ended. Times are in seconds."""
 
     id: str
+    client_request_id: str | UnsetType = UNSET
+    """The id that the client has given it."""
     wire: str
     dialect: str
     model: str
@@ -276,6 +281,7 @@ def view_of_stream(exchange: Exchange, now: float, waiting: str | UnsetType = UN
     account = account_so_far(exchange, now) if live or ending is None else account_of(exchange)
     return StreamView(
         id=exchange.id,
+        client_request_id=client_request_id(exchange.fields) or UNSET,
         wire=exchange.wire.name,
         dialect=exchange.dialect,
         model=exchange.model[:200],

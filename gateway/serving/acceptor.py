@@ -13,8 +13,8 @@ from typing import final
 import trio
 
 from gateway.core.connection import Connection, ConnectionWire
-from gateway.core.server import Server
-from gateway.errors import Closing, TransportLost, spread_over
+from gateway.core.server import Server, allows_request
+from gateway.errors import Closing, TransportFlooded, TransportLost, spread_over
 from gateway.net.listeners import Listener
 from gateway.net.proxies import TrustedProxies
 from gateway.net.readiness import Poller, WaitedTransport, Watchable
@@ -30,6 +30,11 @@ from protocols.proxy import ProxyReceiver
 
 log = logging.getLogger("gateway")
 
+NOT_STARTED = (
+    "the gateway was not started: mounted in another application it gets no lifespan events, so the lifespan of that "
+    "application must run gateway.serve (docs/howto/embed.md, examples/under_starlette.py, examples/under_fastapi.py)"
+)
+"""The reason why calls of an ASGI server are refused, and the remedy."""
 _Arrived = tuple[Transport, Callable[[Connection], ConnectionWire], bytes, TrustedProxies | None]
 
 
@@ -51,6 +56,7 @@ class Acceptor:
         self.arriving: set[trio.CancelScope] = set()
         """A scope for each connection that has not sent its first request yet."""
         self._listeners: list[Listener] = []
+        self._begun = self._told = False  # it was started; a call before that was logged
         self._accepting = trio.CancelScope()
         self.nursery: trio.Nursery | None = None
         """The nursery in which connections are served; None before `begin`, and once it ends."""
@@ -58,7 +64,7 @@ class Acceptor:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         known = None if descriptors == resource.RLIM_INFINITY else descriptors
         self.table = ConnectionTable(server, lambda: self.arriving, known)
-        self.lobby = Lobby(self.table.spare, lambda: server.chance())
+        self.lobby = Lobby(self.table.spare, lambda: server.chance(), lambda *head: server.beside(*head))
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -69,10 +75,11 @@ class Acceptor:
             self.certificate = ServedCertificate(tls)
         if not self.handed:
             self._listeners, self.ports = open_ports(self._server.config)
+        self._server.bidi_port = self.ports.bidi_port
 
     def begin(self, nursery: trio.Nursery, beside: Callable[[], Awaitable[None]]) -> None:
         """Serves in this nursery from now on, and runs `beside` there too."""
-        self.nursery = nursery
+        self.nursery, self._begun = nursery, True
         nursery.start_soon(self._accept_all)
         nursery.start_soon(beside)
         if self.certificate is not None and (self.handed or any(listener.tls for listener in self._listeners)):
@@ -191,6 +198,7 @@ class Acceptor:
         if poller is None:
             await self.serve_transport(below, tls)
             return
+        one_answer = self._server.one_answer  # as it was accepted: its first bytes may come later
         try:
             arrived = None if self.nursery is None else await self._arrive(below, tls)
             if arrived is None or self.nursery is None:  # the server may have ended meanwhile
@@ -199,11 +207,13 @@ class Acceptor:
             transport, make_wire, received, proxies = arrived
             watched = poller.watch(below.fileno())
             connection = Connection(self._server, transport, make_wire, watched, proxies)
+            if one_answer:
+                connection.wire.end_with_answer()
         except BaseException as e:
             below.close()
             if not isinstance(e, Exception):
                 raise
-            log.exception("connection failed", extra={"peer": below.peer})
+            self._failed(below.peer)
             return
         self._server.connections.add(connection)
         connection.begin(received)
@@ -214,6 +224,7 @@ class Acceptor:
 
     async def serve_transport(self, transport: Transport, tls: ssl.SSLContext | None = None) -> None:
         """Serves one connection with two tasks that wait for its transport; closes the transport at the end."""
+        one_answer = self._server.one_answer
         try:
             arrived = None if self.nursery is None else await self._arrive(transport, tls)
             if arrived is None or self.nursery is None:
@@ -221,6 +232,8 @@ class Acceptor:
             transport, make_wire, received, proxies = arrived
             watch = WaitedTransport(transport)
             connection = Connection(self._server, transport, make_wire, watch, proxies)
+            if one_answer:
+                connection.wire.end_with_answer()
             self._server.connections.add(connection)
             connection.begin(received)
             try:
@@ -228,18 +241,32 @@ class Acceptor:
             finally:
                 connection.lost()
         except Exception:
-            log.exception("connection failed", extra={"peer": transport.peer})
+            self._failed(transport.peer)
         finally:
             try:
                 transport.close()
             except Exception:
-                log.exception("connection failed", extra={"peer": transport.peer})
+                self._failed(transport.peer)
+
+    def _failed(self, peer: str) -> None:
+        if self._server.log_limits.allows("connection failed", level=logging.ERROR):
+            log.exception("connection failed", extra={"peer": peer})
 
     async def serve_call(self, scope: Scope, receive: Receive, send: Send, *, by_operator: bool = False) -> None:
-        """Serves one call that an ASGI server has accepted; if the gateway does not run, answers 503."""
+        """Serves one call that an ASGI server has accepted; if the gateway does not run, answers 503. If it was never
+        started, the first such call is logged."""
         call = ASGICall(self._server, scope, by_operator=by_operator)
         if self.nursery is None:
-            await refuse_asgi(scope, send, spread_over(1, self._server.chance()))
+            head = call.exchange.request
+            beside = () if by_operator else self._server.beside(head.method, head.headers)
+            why = "the gateway is not running; try again later"
+            if not (self._begun or by_operator):  # the operator plane serves before
+                why = NOT_STARTED
+                if not self._told:
+                    self._told = True
+                    log.error(NOT_STARTED)
+            why, retry_after = "" if allows_request(beside) else why, spread_over(1, self._server.chance())
+            await refuse_asgi(scope, receive, send, why, retry_after=retry_after, beside=beside)
             return
         self._server.connections.add(call)
         await call.run(receive, send)
@@ -276,6 +303,9 @@ class Acceptor:
                 self._server.connection_ended(Closing.HEAD_TIMEOUT)
                 if greeting.begun:
                     raise TransportLost("the PROXY header took too long (limits.head_timeout)")
+        except TransportFlooded as e:
+            self._server.connection_ended(Closing.FLOOD)
+            self._server.flooded(transport.peer, "tls", e.flood, 0)
         except TransportLost as e:
             # There is no exchange to end. A client without our CA, or with TLS on the wrong port, leaves only this line.
             level = logging.DEBUG if e.left else logging.INFO

@@ -34,6 +34,7 @@ from gateway.serving.pages import SAFE, Pages, is_from_page, is_json, is_preflig
 from gateway.untrusted_text import escape
 from models.blocking import in_thread
 from protocols.events import Headers
+from protocols.request_ids import client_request_id, echoed
 
 log = logging.getLogger("gateway.access")
 
@@ -102,26 +103,39 @@ class ClientAccess:
         """Returns the access decision for a request's head; None if there is nothing to keep. `row` is the row of the
         request, None if there is none, and `arguments` what its path captures. Raises the error for a request that is not
         permitted."""
+        own = echoed(exchange.fields)
         if exchange.owner.by_operator:
+            exchange.outbound.beside = own
             return None  # the plane has checked the token and the browser's site, by its own rules
-        pages, beside = self._pages, self._pages.told
-        if self._named and not pages.is_called(exchange.request):
+        pages, from_page = self._pages, is_from_page(exchange)
+        told = pages.fields(exchange.request.headers, arguments.get("allow")) if from_page else pages.told
+        exchange.outbound.beside = beside = (*told, *own) if own else told
+        asks_health = row is not None and row.is_health
+        if self._named and not asks_health and not pages.is_called(exchange.request) and not pages.knows(exchange):
             host = show(exchange.request.authority[:100].decode("latin-1"))
             raise self._refused(exchange, "host", WrongHost(f"this server is not called {host} (access.hosts)"))
-        if is_from_page(exchange):
-            beside = pages.fields(exchange, arguments.get("allow"))
-            exchange.outbound.beside = beside
+        if from_page:
             self._check_page(exchange, row)
         if not self.closed or (row is not None and row.needs in self._open) or is_preflight(exchange):
             return Admittance(self.keys, beside, None, None) if beside else None
-        exchange.outbound.beside = beside
         key = self._key_of(exchange, row)
         party = None
         if key is not None:
-            party = exchange.key = self._parties[key.name]
+            party = self._parties[key.name]
+            exchange.count_for(party)
             exchange.permit = key
             self._check_scope(exchange, key, row, arguments)
         return Admittance(self.keys, beside, key, party) if beside or key is not None else None
+
+    def is_asked_first(self, exchange: Exchange) -> bool:
+        """True if the request is a preflight of an allowed page. It is answered whatever its path is: only then does the
+        page's browser send the request itself, and let the page read why it is refused."""
+        return self._pages.knows(exchange)
+
+    def beside(self, method: bytes, headers: Headers) -> Headers:
+        """Returns the fields to add to the answer to a request of which no more is known."""
+        told = self._pages.fields(headers, "OPTIONS" if method == b"OPTIONS" else None)
+        return (*told, *echoed(dict(reversed(headers))))
 
     def _check_page(self, exchange: Exchange, row: Row | None) -> None:
         if not self._pages.may_ask(exchange):
@@ -184,6 +198,8 @@ class ClientAccess:
                 "path": escape(exchange.path[:_PATH].decode("latin-1")),
                 "reason": error.barred,
             }
+            if own := client_request_id(exchange.fields):
+                facts["client_request_id"] = own
             if exchange.key is not None:
                 facts["key"] = exchange.key.name
             log.info("access refused", extra=facts)
@@ -196,7 +212,8 @@ class ClientAccess:
         key, party = entry.key, entry.party
         if key is None or party is None:
             return
-        exchange.permit, exchange.key = key, party
+        exchange.permit = key
+        exchange.count_for(party)
         if key.priority > 1:
             exchange.ask_priority(0)
         quota = party.quota

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, final
+from typing import Any, TypeAlias, final
 from uuid import uuid4
 
 from gateway.core.exchange import Exchange
 from gateway.core.memory import share_is_held
-from gateway.core.route import Route, Row
+from gateway.core.route import Handler, Needs, Row
 from gateway.core.server import Server
 from gateway.errors import Ending, GatewayError, InternalFailure, Overloaded, Refusal, Unavailable
 from gateway.party import MemoryAccount
 from gateway.serving.access import Admittance, ClientAccess
 from gateway.serving.admission import Admission
-from gateway.serving.router import Router
+from gateway.serving.router import Router, options
 from gateway.telemetry.observer import Observer, log_failure
 from gateway.workers.failures import Failure
 from protocols.events import Head
 
 log = logging.getLogger("gateway")
+
+_NOTHING = Needs.NOTHING
+_Routed: TypeAlias = tuple[Head, Row, Handler, dict[str, Any], Admittance | None]
+"""A head, its route and the access decision."""
 
 
 @final
@@ -47,29 +51,33 @@ class Dispatcher:
 
     def work(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Returns the work of the exchange, to be awaited. Exceptions, raised here or by the work, are for `blame`."""
-        owner, head = exchange.owner, exchange.request
-        if (routed := owner.routed) is None or routed[0] is not head:
+        routed: _Routed | None = exchange.owner.routed
+        if routed is None or routed[0] is not exchange.request:
             routed = self._route(exchange)
-        if routed[2] is not None:
-            routed = self._admitted(exchange, routed)
-        row, handler, arguments = routed[1]
+        _, row, handler, arguments, entry = routed
+        if entry is not None:
+            _, row, handler, arguments, _ = self._admitted(exchange, routed)
         server = self._server
         if server.draining or server.budget.used > self._look_above:
             self._turn_away(exchange, row)
         exchange.dialect, exchange.words = row.dialect, row.refuse
+        if row.needs is _NOTHING:
+            exchange.probe = True
         if len(arguments) == 1:  # as for most paths: a call with a named argument costs as much as ten of these
             (value,) = arguments.values()
             return handler(exchange, value)
         return handler(exchange, **arguments)
 
-    def _route(self, exchange: Exchange) -> tuple[Head, Route, Admittance | None]:
+    def _route(self, exchange: Exchange) -> _Routed:
         """Finds the route and the access decision of a new head. Its connection keeps them while the head repeats."""
         access = self._access
         try:
             route = self._router.find(exchange)
         except GatewayError:
-            access.look(exchange, None, {})  # a client without access must not learn which paths exist
-            raise
+            if not access.is_asked_first(exchange):
+                access.look(exchange, None, {})  # a client without access must not learn which paths exist
+                raise
+            route = options("OPTIONS")
         row, _, arguments = route
         try:
             entry = access.look(exchange, row, arguments)
@@ -77,22 +85,20 @@ class Dispatcher:
         except GatewayError:
             self._refuse_as(exchange, row)
             raise
-        routed = exchange.owner.routed = exchange.request, route, entry
+        routed = exchange.owner.routed = exchange.request, row, route[1], arguments, entry
         return routed
 
-    def _admitted(
-        self, exchange: Exchange, routed: tuple[Head, Route, Admittance | None]
-    ) -> tuple[Head, Route, Admittance | None]:
+    def _admitted(self, exchange: Exchange, routed: _Routed) -> _Routed:
         """Admits an exchange and returns its route. A decision that was made with other keys is made again."""
-        access, entry = self._access, routed[2]
+        access, entry = self._access, routed[-1]
         if entry is not None and entry.keys is not access.keys:
             routed = self._route(exchange)
-            entry = routed[2]
+            entry = routed[-1]
         if entry is not None:
             try:
                 access.admit(exchange, entry)
             except GatewayError:
-                self._refuse_as(exchange, routed[1][0])
+                self._refuse_as(exchange, routed[1])
                 raise
         return routed
 
@@ -110,10 +116,12 @@ class Dispatcher:
             self.turned_away += 1
             raise Unavailable("the server is shutting down; try another", refusal=Refusal.DRAINING)
         if isinstance(account, MemoryAccount) and account.has_its_share():
+            budget.wanted = account
             self._refuse_as(exchange, row)
             raise share_is_held(account)
         if budget.used <= self._refuse_above:
             return
+        budget.wanted = account
         self._refuse_as(exchange, row)
         raise Overloaded(
             f"{budget.used} of {budget.limit} bytes are in use (limits.total_bytes): above "
@@ -127,7 +135,8 @@ class Dispatcher:
         if isinstance(error, GatewayError):
             return error
         exchange.incident = uuid4().hex[:12]
-        log.error("exchange failed", extra={"id": exchange.id, "incident": exchange.incident}, exc_info=error)
+        if self._server.log_limits.allows("exchange failed", level=logging.ERROR):
+            log.error("exchange failed", extra={"id": exchange.id, "incident": exchange.incident}, exc_info=error)
         told = f"internal error; incident {exchange.incident} in the server's log"
         self._explain(Failure(incident=exchange.incident, error=error, model=exchange.model, stream=exchange.id, told=told))
         return InternalFailure(told)
@@ -150,5 +159,6 @@ class Dispatcher:
         try:
             exchange.answer_error(error or InternalFailure("the exchange ended without an answer"))
         except Exception:
-            log.exception("an error could not be sent", extra={"id": exchange.id})
+            if self._server.log_limits.allows("an error could not be sent", level=logging.ERROR):
+                log.exception("an error could not be sent", extra={"id": exchange.id})
             exchange.outbound.abort(Ending.MODEL_ERROR)

@@ -24,6 +24,9 @@ log = logging.getLogger("gateway")
 
 # Seconds for an interrupted exchange to send its error, and for a cancelled model to clean up, before the server stops.
 _GRACE = 5.0
+# Seconds of those for clients to take the last bytes and to close, once no exchange is left: one that still sends may not
+# close at all.
+_GOODBYES, _LOOK = 0.5, 0.1
 # Seconds for connections to leave by themselves, if another server takes this one's place.
 _LINGER = 3.0
 _CUT = (Ending.DRAINED, Ending.LOST)
@@ -193,9 +196,12 @@ class Drain:
         deadline, late = trio.current_time(), list(self._observer.live)
         for connection in list(server.connections):
             connection.drain_now()
-        with trio.move_on_after(_GRACE):
+        with trio.move_on_after(_GRACE) as grace:
             while acceptor.busy:  # until all errors are written
-                await server.bell.wait()
+                if not self._observer.live:
+                    grace.deadline = min(grace.deadline, trio.current_time() + _GOODBYES)
+                with trio.move_on_after(_LOOK):
+                    await server.bell.wait()
         connections.cancel_scope.cancel()
 
         def report() -> None:

@@ -11,8 +11,11 @@ from typing import final
 import msgspec
 import trio
 
+from gateway.core.server import allows_request
 from gateway.errors import TransportLost, spread_over
 from gateway.net.transport import Transport
+from protocols.events import Headers
+from protocols.http1.refused import RefusedHead
 from protocols.http2.frames import FRAME_HEAD, PREFACE, Code, Kind
 
 log = logging.getLogger("gateway")
@@ -32,9 +35,15 @@ class Lobby:
     TLS is closed without an answer, because a handshake would cost more than serving a connection that has a place. If the
     lobby is full, 503 is sent at once, without waiting for a head."""
 
-    def __init__(self, most: int = GUESTS, chance: Callable[[], float] = random.random) -> None:
-        """`most` connections may wait at once. `chance` returns numbers from 0 to 1, which spread `Retry-After`."""
-        self._most, self._chance = most, chance
+    def __init__(
+        self,
+        most: int = GUESTS,
+        chance: Callable[[], float] = random.random,
+        beside: Callable[[bytes, Headers], Headers] = lambda method, headers: (),
+    ) -> None:
+        """`most` connections may wait at once. `chance` returns numbers from 0 to 1, which spread `Retry-After`. `beside`
+        returns the fields to add to the answer to a request with this method and these headers, for pages."""
+        self._most, self._chance, self._beside = most, chance, beside
         self.guests: set[trio.CancelScope] = set()
         """A scope for each connection in the lobby."""
 
@@ -73,13 +82,19 @@ class Lobby:
     def _answer(self, received: bytes, why: str) -> bytes:
         if received.startswith(PREFACE):
             return _http2(why)
-        return b"" if received[0] == _TLS else self._http1(why)
+        return b"" if received[0] == _TLS else self._http1(why, received)
 
-    def _http1(self, why: str) -> bytes:
+    def _http1(self, why: str, received: bytes = b"") -> bytes:
+        head = RefusedHead()
+        head.feed(received)
+        fields = self._beside(received.partition(b" ")[0], head.headers)
+        beside = b"".join(b"%b: %b\r\n" % field for field in fields)
+        if allows_request(fields):  # the request itself then gets the 503, which its page can read
+            return b"HTTP/1.1 204 No Content\r\nconnection: close\r\n%b\r\n" % beside
         body = msgspec.json.encode({"error": f"{why}; try again later"})
         return (
             b"HTTP/1.1 503 Service Unavailable\r\nretry-after: %d\r\nconnection: close\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (spread_over(1, self._chance()), len(body), body)
+            b"%bcontent-length: %d\r\n\r\n%b" % (spread_over(1, self._chance()), beside, len(body), body)
         )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import final
 
 from gateway.config import Config
@@ -18,8 +19,19 @@ SAFE = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _UPGRADE = WEBSOCKET.encode()
 _PORTS = {b"http": b"80", b"ws": b"80", b"https": b"443", b"wss": b"443"}
 _AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(?::([0-9]*))?")
-_HEADERS = b"authorization, content-type, x-api-key, x-request-timeout, inference-header-content-length, accept"
-_EXPOSED = b"x-request-id, inference-header-content-length, retry-after"
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_MOST_NAMES, _MOST_BYTES = 64, 4096  # request fields that one preflight may ask for
+EXPOSED: Sequence[bytes] = (
+    b"x-request-id", b"x-client-request-id", b"retry-after",
+    b"x-everywire-usage", b"x-everywire-passed", b"x-everywire-end-of-input",
+    # for the AWS SDK, which reads its answers out of them, and for the binary tensors of v2
+    b"x-amzn-requestid", b"x-amzn-errortype", b"x-amzn-invoked-production-variant", b"x-amzn-sagemaker-content-type",
+    b"x-amzn-sagemaker-custom-attributes", b"x-amzn-sagemaker-new-session-id", b"x-amzn-sagemaker-closed-session-id",
+    b"inference-header-content-length",
+)  # fmt: skip
+"""Fields of an answer that a page may read, besides those that browsers always show. CORS has no wildcard of a prefix."""
+_EXPOSED = b", ".join(EXPOSED)
+_METHOD = 64  # bytes of a method that is named to a page
 _SECONDS = b"600"
 _VARY = (b"vary", b"origin")
 _NOTHING: Headers = ()
@@ -72,22 +84,51 @@ class Pages:
 
     # -- CORS --------------------------------------------------------------------------------------------------------
 
-    def fields(self, exchange: Exchange, allow: str | None) -> Headers:
-        """Returns the fields to add to the answer to a page. `allow` are the methods of the path, for an OPTIONS request."""
+    def fields(self, headers: Headers, allow: str | None = None) -> Headers:
+        """Returns the fields to add to the answer to a request with these headers: a page of an allowed origin may then read
+        it, refusals too. `allow` are the methods of the path, for an OPTIONS request."""
         if not self.told:
             return _NOTHING
-        origins = exchange.header_values(b"origin")
-        if len(origins) != 1 or not self._allows(origins[0]):
+        origin = self._origin_of(headers)
+        if origin is None:
             return self.told
-        fields = ((b"access-control-allow-origin", origins[0]), _VARY)
-        if allow is None or not is_preflight(exchange):
+        fields = ((b"access-control-allow-origin", origin), _VARY)
+        asked = _first(headers, b"access-control-request-method") if allow is not None else None
+        if asked is None or allow is None:
             return (*fields, (b"access-control-expose-headers", _EXPOSED))
+        # Also a method that the path does not have: the page can then read the refusal of its request.
+        methods = allow.encode()
+        if _TOKEN.fullmatch(asked) and len(asked) <= _METHOD and asked not in methods.split(b", "):
+            methods = b", ".join((methods, asked))
+        names = _tokens(headers)
         return (
             *fields,
-            (b"access-control-allow-methods", allow.encode()),
-            (b"access-control-allow-headers", _HEADERS),
+            (b"access-control-allow-methods", methods),
+            *(((b"access-control-allow-headers", b", ".join(names)),) if names else ()),
             (b"access-control-max-age", _SECONDS),
         )
+
+    def knows(self, exchange: Exchange) -> bool:
+        """True if the request is a preflight of a page whose origin is in `access.origins`."""
+        return is_preflight(exchange) and self._origin_of(exchange.request.headers) is not None
+
+    def _origin_of(self, headers: Headers) -> bytes | None:
+        """Returns the one allowed origin of a request; None if it has none, another one, or several."""
+        origins = [value for name, value in headers if name == b"origin"]
+        return origins[0] if len(origins) == 1 and self._allows(origins[0]) else None
+
+
+def _first(headers: Headers, wanted: bytes) -> bytes | None:
+    return next((value for name, value in headers if name == wanted), None)
+
+
+def _tokens(headers: Headers) -> list[bytes]:
+    """Returns the names of the fields that a preflight asks for, within the bounds. A browser tells which one is missing."""
+    asked = b",".join(value for name, value in headers if name == b"access-control-request-headers")[: _MOST_BYTES + 1]
+    if len(asked) > _MOST_BYTES:
+        asked = asked.rpartition(b",")[0]  # the last one is cut
+    names = [stripped for name in asked.split(b",") if _TOKEN.fullmatch(stripped := name.strip(b" \t"))]
+    return list(dict.fromkeys(names))[:_MOST_NAMES]
 
 
 def is_from_page(exchange: Exchange) -> bool:

@@ -19,11 +19,13 @@ from gateway.errors import (
     UnsupportedType,
     UpgradeRequired,
 )
-from gateway.serving.nearest import nearest
+from gateway.serving.nearest import nearest, without_doubled_slashes
 
 # Clients ask for few paths again and again: results are kept for at most so many paths of at most so many bytes.
 _REMEMBERED, _REMEMBERED_LENGTH = 1024, 256
 _UPGRADE = WEBSOCKET.encode()
+# The words of the 404 for paths of other servers. They name no address, because a stranger may read them.
+_ELSEWHERE = {b"/metrics": "metrics have a port of their own, which metrics.port opens"}
 
 
 @final
@@ -140,7 +142,10 @@ class Router:
             method = _UPGRADE
             if self._any_upgrade is not None and not self._upgrades(exchange.path):
                 return self._any_upgrade, self._any_upgrade.handler, {}
-        known, captured = self._found.get(exchange.path) or self._match(exchange.path)
+        found = self._found.get(exchange.path) or self._match(exchange.path)
+        if found is None:
+            raise self._unknown(exchange)
+        known, captured = found
         row = known.methods.get(method)
         if row is not None:
             return row, row.handler, captured
@@ -148,14 +153,19 @@ class Router:
             raise BadRequest("this path is not a WebSocket")
         allow = self._allow(known)
         if method == b"OPTIONS":
-            row = Row("OPTIONS", known.path, _options)
-            return row, row.handler, {"allow": allow}
+            return options(allow, known.path)
         if _UPGRADE in known.methods and len(known.methods) == 1:
             raise UpgradeRequired("this path is a WebSocket: connect with ws:// or wss://")
         for row in known.methods.values():
             if row.refuse is not None and row.refuses_method and row.kind is None:  # a kind's format is for its calls only
                 exchange.words = row.refuse
         raise MethodNotAllowed(f"{method.decode('latin-1')[:20]} is not allowed here, only {allow}", allow=allow)
+
+    def is_health(self, exchange: Exchange) -> bool:
+        """True if a row of health answers the request."""
+        found = None if exchange.request.upgrade == _UPGRADE else self._match(exchange.path)
+        row = None if found is None else found[0].methods.get(exchange.request.method)
+        return row is not None and row.is_health
 
     def path_of(self, exchange: Exchange) -> str:
         """Returns the path of a request's row as it was added, for example with `{name}`; `/*` for an upgrade that the `*`
@@ -166,10 +176,8 @@ class Router:
 
     def path_at(self, path: bytes) -> str:
         """Returns the path, as it was added, that matches `path`; empty if none does."""
-        try:
-            return self._match(path)[0].path
-        except NoSuchPath:
-            return ""
+        found = self._match(path)
+        return "" if found is None else found[0].path
 
     def _allow(self, asked: _Path) -> str:
         methods = {b"OPTIONS"}
@@ -180,22 +188,20 @@ class Router:
         return ", ".join(sorted(method.decode() for method in methods))
 
     def _upgrades(self, path: bytes) -> bool:
-        try:
-            return _UPGRADE in self._match(path)[0].methods
-        except NoSuchPath:
-            return False
+        found = self._match(path)
+        return found is not None and _UPGRADE in found[0].methods
 
-    def _match(self, path: bytes) -> tuple[_Path, dict[str, Any]]:
+    def _match(self, path: bytes) -> tuple[_Path, dict[str, Any]] | None:
         found = self._found.get(path)
         if found is None:
             found = self._search(path)
-            if len(path) <= _REMEMBERED_LENGTH:
+            if found is not None and len(path) <= _REMEMBERED_LENGTH:
                 if len(self._found) >= _REMEMBERED:
                     self._found.clear()
                 self._found[path] = found
         return found
 
-    def _search(self, path: bytes) -> tuple[_Path, dict[str, Any]]:
+    def _search(self, path: bytes) -> tuple[_Path, dict[str, Any]] | None:
         known = self._exact.get(path)
         if known is not None:
             return known, {}
@@ -204,10 +210,28 @@ class Router:
             match = known.pattern.fullmatch(path)
             if match is not None:
                 return known, {k: unquote(v.decode("latin-1")) for k, v in match.groupdict().items()}
-        raise NoSuchPath(f"no such path: {path.decode('latin-1')[:100]}{self._there(path)}")
+        return None
+
+    def _unknown(self, exchange: Exchange) -> NoSuchPath:
+        """Makes the error for a path without a route, and sets the exchange's format for errors to that of the route that is
+        meant where a slash is doubled."""
+        path, method = exchange.path, exchange.request.method
+        meant = without_doubled_slashes(path)
+        found = None if meant == path else self._match(meant)
+        if found is None:
+            hint = self._there(meant)
+            exchange.words = self.refuse_under(meant)
+        else:
+            rows = found[0].methods
+            row = rows.get(method) or next(iter(rows.values()))
+            hint = f"; did you mean {_shown(row)}?"
+            exchange.words = row.refuse if row.kind is None else None
+        return NoSuchPath(f"no such path: {path.decode('latin-1')[:100]}{hint}")
 
     def _there(self, path: bytes) -> str:
         """Makes the hint for an unknown path: all routes of its API, or else the nearest route, or else `GET /`."""
+        if (elsewhere := _ELSEWHERE.get(path)) is not None:
+            return f"; {elsewhere}"
         prefix = next((prefix for prefix in self._under if _is_under(path, prefix)), None)
         if prefix is None:
             if near := self._nearest(path):
@@ -222,13 +246,21 @@ class Router:
         if not self._routes:
             for row in self.rows:
                 if row.kind is None and row.path.startswith("/") and row.path != "/":
-                    method = "WebSocket" if row.method == WEBSOCKET else row.method
-                    self._routes.setdefault(row.path.encode(), f"{method} {row.path}")
+                    self._routes.setdefault(row.path.encode(), _shown(row))
         return self._routes.get(nearest(path, self._routes), "")
+
+
+def _shown(row: Row) -> str:
+    return f"{'WebSocket' if row.method == WEBSOCKET else row.method} {row.path}"
 
 
 def _is_under(path: bytes, prefix: bytes) -> bool:
     return path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/")
+
+
+def options(allow: str, path: str = "") -> Route:
+    """Returns the route of an OPTIONS request, which is answered with the methods `allow` of its path."""
+    return Row("OPTIONS", path, _options, always=True), _options, {"allow": allow}
 
 
 async def _options(exchange: Exchange, allow: str) -> None:

@@ -11,13 +11,16 @@ import trio
 
 from gateway.config.watched_file import WatchedFile
 from gateway.core.contracts import TURN_SECONDS
+from gateway.core.exchange import Exchange
 from gateway.core.server import Server
 from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
 from gateway.log_limits import LogLimits
+from gateway.serving.loop_work import LoopWork
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
 from gateway.workers.supervisor import Supervisor
+from protocols.floods import STALLED_UPLOAD
 
 log = logging.getLogger("gateway")
 
@@ -37,8 +40,10 @@ class CoarseTimer:
         self._wall_clock = wall_clock
         self.lag = Histogram(LAGS)
         """Seconds by which the loop came late to the timer."""
+        self.starved = Histogram(LAGS)
+        """Those of them for which it waited for a CPU, on a busy machine."""
         self.blocks = Blocks()
-        """Steps that blocked the event loop."""
+        """Steps that blocked the event loop, and the works that kept it."""
         self.looked: list[Callable[[float], None]] = []
         """Functions that are called once a second, with the time on Trio's clock."""
         self.beside: list[Callable[[], Awaitable[None]]] = []
@@ -65,10 +70,16 @@ class CoarseTimer:
         limit = self._server.limits.loop_block
         if not limit or hasattr(trio.lowlevel.current_clock(), "jump"):  # a test's clock does not follow real time
             await self._tick_by(self._sleep_until)
-        watch = LoopWatch(limit, self._whose, self.blocks, self.lag.observe)
+        work = LoopWork(self._server.runner, self._supervisor)
+        watch = LoopWatch(limit, work.whose, self.blocks, self._late, work.of)
         with watch.watching():
             await self._tick_by(watch.beat_until)
         raise AssertionError("it ticks until it is cancelled")
+
+    def _late(self, seconds: float, starved: bool) -> None:
+        self.lag.observe(seconds)
+        if starved:
+            self.starved.observe(seconds)
 
     async def _sleep_until(self, due: float) -> None:
         await trio.sleep_until(due)
@@ -89,7 +100,7 @@ class CoarseTimer:
             for limits in self._log_limits:
                 limits.tick(now)
             self.tell_date()
-            self._shed()
+            self._shed(now)
             self._server.pool.tick(now)
             for look in self.looked:
                 look(now)
@@ -147,23 +158,24 @@ class CoarseTimer:
         """Sets the Date field of answers to the current time."""
         self._server.date.tell(formatdate(self._wall_clock(), usegmt=True).encode())
 
-    def _shed(self) -> None:
-        """If memory runs out, interrupts an exchange: of the party that holds most, the one that holds most."""
+    def _shed(self, now: float) -> None:
+        """If memory runs out, interrupts an exchange: of the party that holds most, the one that holds most. If a party was
+        refused memory in the last second, interrupts one of another party whose upload has stalled."""
         budget, live = self._server.budget, self._observer.live
+        wanted, budget.wanted = budget.wanted, None
         if budget.used * 100 > self._server.limits.memory_reset * budget.limit and live:
-            largest = max(live, key=lambda exchange: (exchange.account.held, exchange.held_with_wire))
             said = "the server is short of memory (limits.memory_reset); try again later"
-            largest.interrupt(Overloaded(said, refusal=Refusal.SHED))
+            max(live, key=_holds).interrupt(Overloaded(said, refusal=Refusal.SHED))
+        elif wanted is not None:
+            stalled = [exchange for exchange in live if exchange.account is not wanted and _has_stalled(exchange, now)]
+            if stalled:
+                said = f"no byte of the body for {STALLED_UPLOAD:g} s, and others need the memory that it holds"
+                max(stalled, key=_holds).interrupt(Overloaded(f"{said}; try again later", refusal=Refusal.SHED))
 
-    def _whose(self, task: trio.lowlevel.Task) -> tuple[str, str]:
-        """Returns the model that a task works for, in a call, in its load or beside it, and the exchange's id. Called by the
-        thread that watches the loop."""
-        above: trio.lowlevel.Task | None = task
-        workers = {worker.task: name for name, worker in list(self._supervisor.workers.items())}
-        while above is not None:
-            if (exchange := self._server.runner.exchange_of(above)) is not None:
-                return exchange.model, exchange.id
-            if name := workers.get(above):
-                return name, ""
-            above = None if above.parent_nursery is None else above.parent_nursery.parent_task
-        return "", ""
+
+def _holds(exchange: Exchange) -> tuple[int, int]:
+    return exchange.account.held, exchange.held_with_wire
+
+
+def _has_stalled(exchange: Exchange, now: float) -> bool:
+    return exchange.inbound is not None and exchange.inbound.stalled(now) >= STALLED_UPLOAD

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import time
-import traceback
 from collections import deque
-from collections.abc import Iterator
 from typing import final
 
 from gateway.config.text import text_without_secrets
 from gateway.untrusted_text import escape
 from gateway.workers.failures import Failure
+from models.tracebacks.frames import frames_of
+from models.tracebacks.text import explains, origin_of, text_of
 
 GROUPS = 100
 """The most groups that are kept. Beyond it, the group whose last failure is oldest is dropped."""
 TRACEBACK = 16 * 1024
 """The most bytes of a traceback: its end, with the innermost frames."""
 _NUMBERS = 20  # the most incident numbers of a group that are kept
-_FRAMES = 64  # the most frames of each exception
 _TEXT, _NAME = 300, 200  # characters
-_FRAME = re.compile(r'^[ |]*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 
 @final
@@ -104,30 +101,18 @@ def _said(error: BaseException) -> str:
 
 
 def _place_of(error: BaseException) -> str:
-    """Returns the place where it was raised: from its note, if that was in a thread or another process."""
-    for note in reversed(list(_notes(error))):
-        if frames := _FRAME.findall(note):
-            file, line, name = frames[-1]
-            return f"{file}:{line} in {name}"
-    innermost = error.__traceback__
-    if innermost is None:
-        return ""
-    while innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    code = innermost.tb_frame.f_code
-    return f"{code.co_filename}:{innermost.tb_lineno} in {code.co_name}"
-
-
-def _notes(error: BaseException) -> Iterator[str]:
-    notes = getattr(error, "__notes__", ())
-    if isinstance(notes, list | tuple):
-        yield from (note[-TRACEBACK:] for note in notes if isinstance(note, str))
+    """Returns the place in the author's code where it was raised; if there is none, the place in ours, except for an error
+    that says all in its text, such as the end of a process."""
+    if (origin := origin_of(error)) is not None:
+        file, line, name = origin
+        return f"{file}:{line} in {name}"
+    frames = [] if explains(error) is None else frames_of(error)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 def _traceback_of(error: BaseException) -> str:
     """Formats the traceback as the log does."""
-    told = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_FRAMES)
-    text = text_without_secrets("".join(told.format()))
+    text = text_without_secrets(text_of(error))
     escaped = "\n".join(map(escape, text.splitlines())).encode("utf-8", "replace")
     if len(escaped) > TRACEBACK:
         escaped = b"..." + escaped[3 - TRACEBACK :]

@@ -15,7 +15,6 @@ import select
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from itertools import islice
 from types import TracebackType
@@ -168,8 +167,10 @@ class QueuedHandler(logging.Handler):
             while len(items) < _AT_ONCE and not waiting.empty():
                 items.append(waiting.get())
             lines = [line for item, _ in items if (line := self._text(item))]
+            wrote = bool(lines)
             for together in _atomic(lines) if self._shared else [lines]:
                 if together and not self._written("".join(together)):
+                    wrote = False  # nor would the record be that gives their number: the reader is gone
                     with self.lock:  # type: ignore[union-attr]
                         self._lost(len(together))
             self._taken += len(lines)
@@ -180,7 +181,7 @@ class QueuedHandler(logging.Handler):
                 if isinstance(item, threading.Event):
                     item.set()
             # if a flush holds the lock, it queues the record itself
-            if self._unsaid and waiting.empty() and lines and self.lock and self.lock.acquire(blocking=False):
+            if self._unsaid and waiting.empty() and wrote and self.lock and self.lock.acquire(blocking=False):
                 try:
                     if self._unsaid:
                         self._say_dropped()
@@ -259,7 +260,9 @@ def last_words(kind: type[BaseException], error: BaseException, trace: Traceback
     if descriptor is None:
         sys.__excepthook__(kind, error, trace)
         return
-    data = "".join(traceback.format_exception(kind, error, trace)).encode("utf-8", "backslashreplace")
+    from models.tracebacks.text import text_of  # only now: a user's own folder may stand in the place of `models`
+
+    data = f"{text_of(error)}\n".encode("utf-8", "backslashreplace")
     until = time.monotonic() + PATIENCE
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)

@@ -18,16 +18,19 @@ _QUIET = ("complete", "cancelled-by-client", "refused")
 _GREEN, _YELLOW, _RED, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 _LEAST_MS, _LEAST_SHARE = 1.0, 0.01  # shorter parts of an exchange's time are left out
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
+_MOST_OWN = 36  # characters of the client's own id: those of a UUID
 _MOST_RIGHT = 80  # the most characters behind the path
 
 
-def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
-    """Writes the line of one exchange, from the fields of its record. It has at most COLUMNS characters: a long path is cut
-    first. KeyError or TypeError if these are not the fields of an exchange."""
+def access_line(time: str, fields: Mapping[str, Any], *, colour: bool, most: int = COLUMNS) -> str:
+    """Writes the line of one exchange, from the fields of its record. It has at most `most` characters: parts of the time
+    make way for the path, the shortest first, and a longer path is cut. KeyError or TypeError if these are not the fields of
+    an exchange."""
     status, ending = fields["status"], fields["ending"]
     loud = ending not in _QUIET
     head = f"{status} {ending.upper() if loud else ending}"
-    before = [fields["model"], _times(fields), _amounts(fields)]
+    parts = _parts(fields)
+    before = [fields["model"], _times(fields["ms"], parts), _amounts(fields)]
     first = fields["ms_first"]
     if first is not None and fields["items_out"] > 1 and first < (1 - _LEAST_SHARE) * fields["ms"]:
         before.insert(2, f"first {_seconds(first)}")
@@ -35,20 +38,30 @@ def access_line(time: str, fields: Mapping[str, Any], *, colour: bool) -> str:
         before.append(f"incident {incident}")
     if grpc_status := fields.get("grpc_status"):
         before.append(f"grpc-status {grpc_status}")
+    if own := fields.get("client_request_id"):
+        before.append(f"client's id {_cut(own, _MOST_OWN)}")
     # for a WebSocket, wire and dialect may have the same name
     after = [" ".join(dict.fromkeys(filter(None, (fields["dialect"], fields["wire"])))), split_port(fields["peer"])[0]]
     after += [f"{name} {fields[name]}" for name in ("key", "front", "instance") if name in fields]
     after.append(fields["id"])
-    left = "  ".join(escape(text) for text in before if text)
-    right = "  ".join(escape(text) for text in after if text)
-    said = f"{time} {head}  {left}  {escape(fields['method'])} {escape(fields['path'])}"
-    # the path is cut first, the id never: the client and other lines name the exchange by it
-    right = right[-_MOST_RIGHT:]
-    line = f"{_cut(said, COLUMNS - len(right) - 2)}  {right}"
+    request = f"{escape(fields['method'])} {escape(fields['path'])}"
+    # the id is never cut: the client and other lines name the exchange by it
+    right = _columns(after)[-_MOST_RIGHT:]
+    room = most - len(right) - 2
+    said = shorter = f"{time} {head}  {_columns(before)}  {request}"
+    while len(shorter) > room and parts:
+        del parts[min(parts, key=parts.__getitem__)]
+        before[1] = _times(fields["ms"], parts)
+        shorter = f"{time} {head}  {_columns(before)}  {request}"
+    line = f"{shorter if len(shorter) <= room else _cut(said, room)}  {right}"
     if not colour:
         return line
     shade = _RED if loud or status >= 500 else _YELLOW if status >= 400 or ending != "complete" else _GREEN
     return line.replace(head, f"{shade}{head}{_PLAIN}", 1)
+
+
+def _columns(texts: list[str]) -> str:
+    return "  ".join(escape(text) for text in texts if text)
 
 
 def draining_line(live: int, seconds: float) -> str:
@@ -76,14 +89,17 @@ def spoken_time(seconds: float) -> str:
     return f"{minutes}min" if minutes < 120 else f"{minutes // 60}h{minutes % 60:02}min"
 
 
-def _times(fields: Mapping[str, Any]) -> str:
-    """Writes the duration, and its parts unless all of it was the model's. Parts under 1 ms or 1 % are left out."""
-    ms = fields["ms"]
-    parts = {key[3:]: taken for key, taken in fields.items() if key.startswith("ms_") and key != "ms_first"}
-    told = {part: taken for part, taken in parts.items() if taken >= max(_LEAST_MS, _LEAST_SHARE * ms)}
-    if not told.keys() - {"model"}:
+def _parts(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the parts of the duration, in ms, without those under 1 ms or 1 %."""
+    least = max(_LEAST_MS, _LEAST_SHARE * fields["ms"])
+    return {key[3:]: taken for key, taken in fields.items() if key[:3] == "ms_" and key != "ms_first" and taken >= least}
+
+
+def _times(ms: float, parts: Mapping[str, float]) -> str:
+    """Writes the duration and its parts, unless all of it was the model's."""
+    if not parts.keys() - {"model"}:
         return _seconds(ms)
-    return f"{_seconds(ms)} ({', '.join(f'{part} {_seconds(taken)}' for part, taken in told.items())})"
+    return f"{_seconds(ms)} ({', '.join(f'{part} {_seconds(taken)}' for part, taken in parts.items())})"
 
 
 def _amounts(fields: Mapping[str, Any]) -> str:

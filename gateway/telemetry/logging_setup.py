@@ -148,11 +148,18 @@ class JSONFormatter(JsonFormatter):
         log_data["logger"] = record.name
         log_data["event"] = _event(record)
         log_data.update(_extra(record))
+        if trace := _trace(record):
+            log_data["exc_info"] = text_without_secrets(trace)
         # the exception and the stack, if any
         log_data.update(message_dict)
 
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_text:  # the text of another handler
+            record.exc_text = text_without_secrets(record.exc_text)
+        return super().format(record)
+
     def formatException(self, ei: Any) -> str:
-        return text_without_secrets(logging.Formatter.formatException(self, ei))
+        return _exception(ei)
 
 
 @final
@@ -177,10 +184,19 @@ class TextFormatter(logging.Formatter):
             said = [" ".join([escape(_event(record)), *(f"{escape(key)}={_value(value)}" for key, value in fields.items())])]
         lines = [f"{timestamp(record)} {record.levelname:<7} {record.name}: {said[0]}", *said[1:]]
         if record.exc_info:
-            lines += map(escape, text_without_secrets(self.formatException(record.exc_info)).splitlines())
+            lines += map(escape, _exception(record.exc_info).splitlines())
+        elif trace := record.exc_text or _trace(record):
+            lines += map(escape, text_without_secrets(trace).splitlines())
         if record.stack_info:
             lines += map(escape, record.stack_info.splitlines())
         return "\n    ".join(lines)
+
+
+def _exception(info: Any) -> str:
+    error = info[1] if isinstance(info, tuple) else None
+    from models.tracebacks.text import text_of  # only now: a user's own folder may stand in the place of `models`
+
+    return "" if error is None else text_without_secrets(text_of(error))
 
 
 def _told(record: logging.LogRecord, fields: dict[str, Any]) -> list[str] | None:
@@ -208,7 +224,14 @@ def timestamp(record: logging.LogRecord) -> str:
 
 def _event(record: logging.LogRecord) -> str:
     said = record.getMessage()
+    if trace := _trace(record):
+        said = said.removesuffix(f"\n{trace}")
     return said if record.levelno < logging.WARNING else text_without_secrets(said)
+
+
+def _trace(record: logging.LogRecord) -> str:
+    """Returns the traceback at the end of a message that came from a model's process; usually empty."""
+    return str(getattr(record, "_trace", ""))
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:

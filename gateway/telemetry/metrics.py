@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import trio
@@ -42,6 +42,28 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[str, byte
     return content_type, encode(registry)
 
 
+@final
+class Scrapes:
+    """Makes the texts of scrapes one after the other. Those that wait for the same text share the next one, which is begun
+    after the last of them has come: none is older than its request."""
+
+    def __init__(self, make: Callable[[str], Awaitable[tuple[str, bytes]]]) -> None:
+        """`make` returns the content type and the text for an Accept field."""
+        self._make, self._lock = make, trio.StrictFIFOLock()
+        self._next: dict[str, list[tuple[str, bytes]]] = {}
+
+    async def text(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the text for this Accept field."""
+        kind: str = choose_encoder(accept)[1]
+        shared = self._next.setdefault(kind, [])
+        async with self._lock:
+            if not shared:  # the first one here makes it, or the next one if that was cancelled
+                if self._next.get(kind) is shared:
+                    del self._next[kind]
+                shared.append(await self._make(accept))
+            return shared[0]
+
+
 class Barred(Protocol):
     """Counters of refused clients and of exchanges with keys."""
 
@@ -77,15 +99,19 @@ class Metrics(Collector):
         *,
         arriving: Sized,
         lag: Histogram,
+        starved: Histogram,
         blocks: Blocks,
         access: Barred,
     ) -> None:
         """`arriving`: the connections of which the protocol is not known yet. `lag`: how late the event loop reached its
-        timer. `blocks`: steps that blocked it. `access`: refused clients, and the endings of exchanges with keys."""
-        self.server, self.observer, self.lag = server, observer, lag
+        timer. `starved`: those of them for which it waited for a CPU. `blocks`: steps that blocked it. `access`: refused
+        clients, and the endings of exchanges with keys."""
+        self.server, self.observer, self.lag, self.starved = server, observer, lag, starved
         self.tallies = Tallies(observer.live, supervisor.configured, server.exchange_closed)
         """The counters of exchanges."""
-        self._arriving, self._blocks, self._access = arriving, blocks, access
+        self._arriving, self._access = arriving, access
+        self.blocks = blocks
+        """The steps that blocked the event loop, and the works that kept it."""
         self._configured = supervisor.configured
         self._seen: LiveLook | None = None  # for the next collection
         self._workers: dict[Worker, str] = {}  # workers that may still count, with their label
@@ -269,7 +295,7 @@ class Metrics(Collector):
         )
 
     def _blocked(self) -> Iterator[Metric]:
-        blocks = self._blocks
+        blocks = self.blocks
         times: dict[str, float] = {"": 0.0}
         seconds = times.copy()
         for model, count in list(blocks.count.items()):  # a copy, because a thread counts
@@ -284,6 +310,12 @@ class Metrics(Collector):
             for model, value in values.items():
                 family.add_metric((model,), value)
             yield family
+        late = CounterMetricFamily(
+            "everywire_loop_late_seconds", "Seconds for which the event loop was late, by its work.", labels=("work",)
+        )
+        for kind, value in {"": 0.0, **blocks.late}.items():
+            late.add_metric((kind,), value)
+        yield late
 
     def _memory(self, look: LiveLook) -> Iterator[Metric]:
         server = self.server

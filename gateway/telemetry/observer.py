@@ -23,14 +23,15 @@ from gateway.log_limits import LogLimits
 from gateway.telemetry.account import PARTS, account_of
 from gateway.untrusted_text import escape
 from protocols.forwarded import client_of
+from protocols.request_ids import FIELDS, client_request_id
 
 log = logging.getLogger("gateway.exchange")
 failures = logging.getLogger("gateway.worker")
 
 _METHOD, _PATH, _MODEL = 32, 200, 100  # the most characters of texts from peers
-_CHEAP = (Ending.REFUSED, Ending.CANCELLED)  # a peer can cause these at no cost, if no model was reached
 _REASON = 300  # the most characters of a model's text, which may repeat a client's
 _FAILED_DEPENDENCY = 424
+_CLIENT_ID, _ID = FIELDS
 # the log has their traceback already, under the incident number that the client gets
 _EXPLAINED = (ModelCrashed, ModelOutOfMemory, InternalFailure)
 # the log has their reason already, in one line for all the sessions that it ends
@@ -66,7 +67,7 @@ class Observer:
             for watcher in self.watchers:
                 watcher(exchange)
         if self._writes and log.isEnabledFor(logging.INFO):
-            if ending in _CHEAP and self._limited and not self._may_write(exchange, ending):
+            if self._limited and (exchange.probe or not self._may_write(exchange, ending)):
                 return
             fields = _line_of(exchange, ending)
             if self.trace_fields is not None:
@@ -74,7 +75,8 @@ class Observer:
             log.info("exchange", extra=fields)
 
     def _may_write(self, exchange: Exchange, ending: Ending) -> bool:
-        """True if the exchange's line may be written. It always may if the exchange reached a model."""
+        """True if the exchange's line may be written. It always may if the exchange reached a model: without one a peer can
+        cause any ending at no cost, as by OPTIONS, which need no key."""
         return getattr(exchange, "had_slot", False) or self.log_limits.allows(
             "exchange", dialect=exchange.dialect, ending=ending.value
         )
@@ -100,6 +102,8 @@ def log_failure(exchange: Exchange, error: GatewayError) -> None:
         level = logging.WARNING
     else:
         level = logging.ERROR if error.status >= 500 else logging.INFO
+    if not exchange.owner.log_limits.allows("model failed", level=level, dialect=exchange.dialect):
+        return  # a client's mistake can be the reason, as often as it likes
     failures.log(
         level,
         "model failed",
@@ -139,6 +143,9 @@ def _line_of(exchange: Exchange, ending: Ending) -> dict[str, Any]:
         "bytes_out": account.bytes_out,
         "peer": exchange.owner.peer if exchange.owner.proxies is None else peer_of(exchange),
     }
+    given = exchange.fields
+    if (_CLIENT_ID in given or _ID in given) and (own := client_request_id(given)):
+        fields["client_request_id"] = own
     if account.stopped_by:
         fields["stopped_by"] = account.stopped_by
     if (instance := getattr(exchange, "instance", None)) is not None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway")
 
-_INSTALL = "pip install 'everywire[otel]'"
+INSTALL = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+"""The command for what `tracing.enabled` needs, wherever everywire was installed from."""
 # OpenTelemetry's protocols and the names that Python packages give their exporters. The extra installs the one for HTTP.
 _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
-_PACKAGES = {"otlp_proto_http": _INSTALL, "otlp_proto_grpc": "pip install opentelemetry-exporter-otlp-proto-grpc"}
+_PACKAGES = {"otlp_proto_http": INSTALL, "otlp_proto_grpc": "pip install opentelemetry-exporter-otlp-proto-grpc"}
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def exporting(config: TracingConfig) -> Iterator[None]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as e:
-        raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: {_INSTALL}") from e
+        raise ConfigError(f"tracing.enabled is true and {e.name} is not installed: {INSTALL}") from e
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         yield
         return

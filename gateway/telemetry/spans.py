@@ -27,6 +27,7 @@ from gateway.version import version
 from gateway.wires.asgi import ASGICall
 from models.spec import Model, ModelSpec
 from protocols.events import Headers
+from protocols.request_ids import client_request_id
 
 if TYPE_CHECKING:
     from models.session import Session
@@ -66,10 +67,13 @@ class Spans:
     exchange.
     """
 
-    def __init__(self, provider: TracerProvider, route_of: Callable[[Exchange], str]) -> None:
-        """`route_of` returns the path of an exchange's route; empty if it has none."""
+    def __init__(
+        self, provider: TracerProvider, route_of: Callable[[Exchange], str], is_probe: Callable[[Exchange], bool]
+    ) -> None:
+        """`route_of` returns the path of an exchange's route; empty if it has none. `is_probe` returns True for a request
+        for health: it has no span, unless its client's trace is sampled."""
         self._tracer = provider.get_tracer("everywire", version())
-        self._route_of = route_of
+        self._route_of, self._is_probe = route_of, is_probe
         self._exchanges: dict[Exchange, Span] = {}
         self._batched: dict[Session[Any, Any], Span] = {}
         """The spans of calls whose requests run in batches."""
@@ -83,7 +87,8 @@ class Spans:
         def opened_span(exchange: Exchange) -> None:
             opened(exchange)
             try:
-                self._exchanges[exchange] = self._start(exchange)
+                if (span := self._start(exchange)) is not None:
+                    self._exchanges[exchange] = span
             except Exception:
                 _log_failure()
 
@@ -107,7 +112,10 @@ class Spans:
 
         return work_in_span, opened_span, closed_span
 
-    def _start(self, exchange: Exchange) -> Span:
+    def _start(self, exchange: Exchange) -> Span | None:
+        parent = _parent_of(exchange)
+        if self._is_probe(exchange) and not trace.get_current_span(parent).get_span_context().trace_flags.sampled:
+            return None
         request, route = exchange.request, self._route_of(exchange)
         method = _METHODS.get(request.method, "_OTHER")
         attributes: dict[str, str | int] = {
@@ -116,6 +124,8 @@ class Spans:
             "network.protocol.version": _VERSIONS.get(request.version, "1.1"),
             "everywire.exchange": exchange.id,
         }
+        if own := client_request_id(exchange.fields):
+            attributes["client_request_id"] = own
         name = _METHODS.get(request.method, "HTTP")
         if route:
             attributes["http.route"] = route
@@ -126,7 +136,7 @@ class Spans:
         if port is not None:
             attributes["client.port"] = port
         ago = exchange.owner.clock() - exchange.started_at
-        parent, since = _parent_of(exchange), time_ns() - int(ago * 1e9)
+        since = time_ns() - int(ago * 1e9)
         return self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=since)
 
     def fields(self, exchange: Exchange) -> Mapping[str, str]:

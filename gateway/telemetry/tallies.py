@@ -8,6 +8,7 @@ from typing import TypeAlias, final
 from gateway.core.exchange import Exchange
 from gateway.errors import Ending
 from gateway.histogram import Histogram
+from gateway.net.tables import shrunk
 from gateway.telemetry.account import PARTS, Account, account_of, account_so_far
 
 LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -90,6 +91,10 @@ class Tallies:
             if account.first is not None:
                 tally.first.observe(account.first)
         self._closed(exchange)
+
+    def rest(self) -> None:
+        """Gives back the room of its table that is empty now."""
+        self._counted = shrunk(self._counted)
 
     def count_live(self) -> None:
         """Counts all live exchanges, as far as they have come."""

@@ -107,6 +107,7 @@ class MemorySocket:
     """A memory transport that behaves as a socket: it has a number, and a receive takes all bytes that have arrived."""
 
     short_is_dry = True
+    behind = False
 
     def __init__(self, edges: MemoryEdges, number: int, below: MemoryTransport) -> None:
         self._edges, self._number, self.below = edges, number, below

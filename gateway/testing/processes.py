@@ -14,7 +14,6 @@ import trio
 from gateway.catalog.process_model import described_fields, spec_elsewhere
 from gateway.doorbell import Doorbell
 from gateway.errors import TransportLost
-from gateway.instances.child import trace_of
 from gateway.instances.messages import Describe, Described, Hello, Message
 from gateway.instances.pipe import Pipe
 from gateway.instances.spawn import Exit, ProcessPlan, Said
@@ -24,6 +23,7 @@ from gateway.version import version
 from models.adapt import spec_of
 from models.errors import is_failure
 from models.spec import ModelSpec
+from models.tracebacks.text import text_of
 
 _READ = 64 * 1024
 
@@ -198,7 +198,7 @@ class MemoryProcess:
             if not is_failure(e):
                 raise
             if not self._dead:
-                self.tail, end = trace_of(e), Exit(code=1)
+                self.tail, end = text_of(e), Exit(code=1)
         finally:
             self.die(end)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+import msgspec
 import trio
 
 from gateway.addresses import written_ip
@@ -36,6 +38,8 @@ _LINGER_SECONDS, _LINGER_BYTES = 30.0, 1024 * 1024 * 1024
 _LAST_WORDS = 1.0  # seconds that a whole answer has once the server says that the client is gone
 _HANDSHAKE = {b"connection", b"upgrade", b"sec-websocket-accept", b"sec-websocket-protocol"}
 """Fields that the server itself sends in the head that accepts a WebSocket."""
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
+_PLAIN = "/:@!$&'()*+,;=~[]"  # characters that need no quotes in a path, or in an absolute target (RFC 3986)
 EARLY_END = "everywire.early_end"
 """The extension of a server whose HTTP/2 lets an answer end before its request does."""
 
@@ -60,9 +64,10 @@ class ASGICall:
         """`by_operator`: it has come by the operator plane, which has checked who asks."""
         self.server, self.by_operator = server, by_operator
         self.limits, self.pool, self.clock = server.limits, server.pool, server.clock
-        self.door = server.door
+        self.door, self.log_limits = server.door, server.log_limits
         self._socket = scope["type"] == "websocket"
         self._http2 = str(scope.get("http_version", "1.1")).startswith("2")
+        self.prefix = prefix_of(scope)
         self.name = "websocket" if self._socket else "http/2" if self._http2 else "http/1.1"
         client = scope.get("client")
         # Some servers take the host from a field of the request, without checking it.
@@ -91,8 +96,8 @@ class ASGICall:
 
     client_certificate: ClientCertificate | None = None
     """Always None: only the server that ends TLS can verify a certificate, and what a scope says of one is ignored."""
-    routed: tuple[Head, Any, Any] | None = None
-    heavy = False
+    routed: Any = None
+    heavy = on_bidi_port = False
     strangers = 0
 
     def dismiss(self) -> None:
@@ -131,7 +136,8 @@ class ASGICall:
             self._scope.cancel()
 
     def failed(self, error: Exception) -> None:
-        log.error("connection failed", extra={"peer": self.peer}, exc_info=error)
+        if self.server.log_limits.allows("connection failed", level=logging.ERROR):
+            log.error("connection failed", extra={"peer": self.peer}, exc_info=error)
         self._cut = True
         self.lost()
 
@@ -380,16 +386,41 @@ def _asks_for_trailers(exchange: Exchange) -> bool:
     return b"trailers" in [coding.strip() for coding in codings]
 
 
+def prefix_of(scope: Scope) -> str:
+    """Returns the path at which clients find the application, quoted and without a slash at its end."""
+    root = scope.get("root_path", "").strip("/")
+    return "/" + quote(root) if root else ""
+
+
+def _path_of(scope: Scope) -> tuple[bytes, bytes]:
+    """Returns the path below the place where the application is mounted, and the authority of an absolute target (RFC 9112
+    section 3.2.2), which hypercorn hands on as a path.
+
+    `root_path` is that place as clients see it. A proxy may have removed its beginning, the part that Starlette's
+    `app_root_path` has: then the path still begins with the rest."""
+    path: bytes = (scope.get("raw_path") or quote(scope["path"], safe=_PLAIN).encode()).partition(b"?")[0]
+    named = b""
+    if (absolute := _ABSOLUTE.fullmatch(path)) is not None:
+        named, path = absolute[1], absolute[2]
+    root: str = scope.get("root_path", "")
+    for mounted in (root, root.removeprefix(scope.get("app_root_path", ""))):
+        if (below := _below(path, mounted)) is not None:
+            return below, named
+    return path or b"/", named
+
+
+def _below(path: bytes, mounted: str) -> bytes | None:
+    """Returns the path below a place, whose segments the client may have quoted in any way; None if it is elsewhere."""
+    place = mounted.strip("/").split("/")
+    segments = path.split(b"/")[1:]
+    if place == [""] or [unquote(segment.decode("latin-1")) for segment in segments[: len(place)]] != place:
+        return None
+    return b"/" + b"/".join(segments[len(place) :])
+
+
 def head_of(scope: Scope) -> Head:
     """Makes the request head of an ASGI scope; its path begins where the application is mounted."""
-    path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    path = path.partition(b"?")[0]
-    mounted = scope.get("root_path", "")
-    root = quote(mounted).encode()
-    if root and path.startswith(root):
-        path = path[len(root) :]
-    elif root and scope["path"].startswith(mounted):  # the client has quoted it in another way
-        path = quote(scope["path"][len(mounted) :]).encode()
+    path, named = _path_of(scope)
     query = scope.get("query_string", b"")
     headers = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
     fields = dict(reversed(headers))
@@ -397,9 +428,9 @@ def head_of(scope: Scope) -> Head:
     socket = scope["type"] == "websocket"
     return Head(
         method=b"GET" if socket else scope["method"].encode(),
-        target=b"%b?%b" % (path or b"/", query) if query else path or b"/",
+        target=b"%b?%b" % (path, query) if query else path,
         headers=headers,
-        authority=fields.get(b"host", b""),
+        authority=named or fields.get(b"host", b""),
         scheme=scope.get("scheme", "http").encode(),
         version=str(scope.get("http_version", "1.1")).encode(),
         content_length=int(length) if length.isdigit() else 0 if scope.get("method") in ("GET", "HEAD") else None,
@@ -408,13 +439,25 @@ def head_of(scope: Scope) -> Head:
     )
 
 
-async def refuse_asgi(scope: Scope, send: Send, retry_after: int) -> None:
-    """Answers a call while no gateway runs. `retry_after` is in seconds."""
+async def refuse_asgi(
+    scope: Scope, receive: Receive, send: Send, why: str, *, retry_after: int = 0, beside: Headers = ()
+) -> None:
+    """Answers 503 with the reason, on any event loop. The reason is empty for the preflight of a page that may then read the
+    refusal of its request. A WebSocket gets a 503 too if its server can send one; others send 403 without a text.
+    `retry_after` is in seconds; 0: a retry does not help. `beside` are further fields."""
+    kind = "http"
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1013, "reason": "the gateway is not running"})
-        return
-    body = b'{"error":"the gateway is not running; try again later"}'
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers.append((b"retry-after", b"%d" % retry_after))
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+        await receive()  # "websocket.connect"
+        if "websocket.http.response" not in (scope.get("extensions") or {}):
+            reason = why.encode()[:123].decode(errors="ignore")  # RFC 6455 section 5.5: 125 bytes with the code
+            await send({"type": "websocket.close", "code": 1013, "reason": reason})
+            return
+        kind = "websocket.http"
+    status, body, headers = 204, b"", [*beside]
+    if why:
+        status, body = 503, msgspec.json.encode({"error": why})
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if why and retry_after:
+        headers.append((b"retry-after", b"%d" % retry_after))
+    await send({"type": f"{kind}.response.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.response.body", "body": body, "more_body": False})

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
+from gateway.core.connection import tell
+from gateway.core.linger import Parting
 from gateway.errors import Closing, Ending
 from protocols.floods import Allowances, Flood, FloodCounts, FloodPolicy
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection
-
-log = logging.getLogger("gateway.connection")
 
 C = TypeVar("C", bound=FloodCounts)
 NEVER = sys.maxsize
@@ -64,22 +63,16 @@ class FloodGuard(Generic[C]):
 
 
 def end_exchanges(connection: Connection, closing: Closing) -> int:
-    """Cuts the exchanges of a connection that the server ends, as refused, and counts the end. The machine has queued the
-    goodbye to the peer. Returns how many exchanges were cut."""
-    cut = 0
-    for exchange in list(connection.exchanges.values()):
-        cut += exchange.ending is None
-        exchange.peer_gone(Ending.REFUSED)
+    """Cuts the exchanges of a connection that the server ends, some in each turn, as refused, and counts the end. The
+    machine has queued the goodbye to the peer. Returns how many exchanges that cuts."""
+    cut = sum(exchange.ending is None for exchange in connection.exchanges.values())
+    tell(connection, connection.exchanges.values(), lambda exchange: exchange.peer_gone(Ending.REFUSED))
     connection.server.connection_ended(closing)
-    connection.brief = True
+    connection.parting = Parting.BRIEF
     connection.output_ready()
     return cut
 
 
 def report(connection: Connection, flood: Flood, cut: int) -> None:
     """Logs and counts a flood."""
-    wire = connection.wire.name
-    connection.server.flooded(wire, flood.kind)
-    facts = {"peer": connection.peer, "wire": wire, "kind": flood.kind, "count": flood.count}
-    facts = {**facts, "seconds": round(flood.seconds, 3), "exchanges": cut}
-    connection.server.log_limits.write(log, "flood", facts, logging.WARNING)
+    connection.server.flooded(connection.peer, connection.wire.name, flood, cut)

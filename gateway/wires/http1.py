@@ -14,6 +14,7 @@ from gateway.core.connection import socket_hop
 from gateway.core.contracts import EVENTS_A_LOOK, LANDED, Hop
 from gateway.core.exchange import Exchange
 from gateway.core.inbound import Inbound
+from gateway.core.server import allows_request
 from gateway.errors import BadRequest, Closing, Ending
 from gateway.wires.websocket import WebSocketWire
 from protocols.errors import RemoteProtocolError
@@ -30,6 +31,7 @@ from protocols.events import (
     Sent,
 )
 from protocols.http1.connection import HTTP1Connection, HTTP1Limits
+from protocols.http1.refused import RefusedHead
 from protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from protocols.buffers import Budget
 
 
-# Seconds without a request after which an aged connection is closed: a request is hardly on its way then.
+# Seconds without a request after which a connection that parts is closed: a request is hardly on its way then.
 _QUIET = 1.0
 # The one upgrade that is served. Any other is ignored, and its request answered as if it had asked for none (RFC 9110
 # section 7.8). One of them is h2c, which curl and Java's client ask for with their first request.
@@ -49,6 +51,21 @@ _WEBSOCKET = b"websocket"
 def _limits_of(limits: LimitsConfig) -> HTTP1Limits:
     """One object for all connections."""
     return HTTP1Limits(**said_of(HTTP1Limits, limits))
+
+
+_TOO_LARGE = (414, 431)
+_METHOD = 32  # bytes of a head in which its method is looked for
+
+
+@final
+class _Refused:
+    """A head that is refused: the answer, and what can be read of the head."""
+
+    __slots__ = ("head", "message", "method", "status")
+
+    def __init__(self, status: int, message: str, method: bytes) -> None:
+        self.status, self.message, self.method = status, message, method
+        self.head = RefusedHead()
 
 
 @final
@@ -71,7 +88,8 @@ class HTTP1Wire:
         self._last_request = limits.requests_per_connection - 1
         self._current: Exchange | None = None
         self._inbound: Inbound | None = None  # its body, if that did not come with its head
-        self._failed = self._gone = self._draining = self._aged = False
+        self._failed = self._gone = self._draining = self._parting = False
+        self._refused: _Refused | None = None  # the answer that waits for the end of the head
         self._idle_since = self._head_since = connection.clock()
 
     # -- receiving -------------------------------------------------------------------------------------------------
@@ -80,9 +98,12 @@ class HTTP1Wire:
         machine = self._machine
         if machine.landing is not None and (target := machine.get_buffer()) is not None:
             return target
-        unread, current, inbound = self._input.unread, self._current, self._inbound
+        unread = self._input.unread
         ahead = unread + machine.unconsumed
-        if ahead and inbound is not None:
+        if not ahead:  # as before most requests
+            return scratch
+        current, inbound = self._current, self._inbound
+        if inbound is not None:
             ahead += inbound.waiting
         if ahead < self._connection.limits.read_ahead:
             return scratch
@@ -100,6 +121,9 @@ class HTTP1Wire:
 
     def receive_data(self, data: memoryview) -> None:
         if self._failed:
+            if self._refused is not None:
+                self._refused.head.feed(data)
+                self._refuse_when_read()
             return
         self._machine.receive_data(data)
         if self._input.unread == len(data):
@@ -107,6 +131,8 @@ class HTTP1Wire:
 
     def receive_eof(self) -> None:
         self._machine.receive_eof()
+        if self._refused is not None:
+            self._refuse(self._refused)
 
     def pump(self, at_most: int, until: float) -> bool:
         if self._failed:
@@ -116,7 +142,14 @@ class HTTP1Wire:
         while at_most > 0:
             at_most -= 1
             event = machine.next_event()
-            if type(event) is Data:
+            if type(event) is Request:
+                if connection.requests >= self._last_request or connection.server.leaving:
+                    machine.close_after_response()
+                self._current = exchange = connection.open_exchange(event)
+                self._inbound = inbound = exchange.inbound
+                if event.body is not None:  # the machine has nothing more now
+                    return True
+            elif type(event) is Data:
                 if inbound is not None:
                     piece = event.buffers[0]
                     inbound.feed(piece, len(piece), connection.last_received)
@@ -124,13 +157,6 @@ class HTTP1Wire:
                 # A WebSocket's input goes on behind its handshake.
                 if inbound is not None and inbound.exchange.request.upgrade != _WEBSOCKET:
                     inbound.feed_end()
-            elif type(event) is Request:
-                if connection.requests >= self._last_request or connection.server.leaving:
-                    machine.close_after_response()
-                self._current = exchange = connection.open_exchange(event)
-                self._inbound = inbound = exchange.inbound
-                if event.body is not None:  # the machine has nothing more now
-                    return True
             else:
                 if type(event) is ConnectionEnd or (event is PAUSED and connection.eof):
                     self._leave()
@@ -164,12 +190,34 @@ class HTTP1Wire:
             else:
                 current.interrupt(BadRequest(str(error), status=error.status))
         else:
-            body = msgspec.json.encode({"error": str(error)[:400]})
-            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-            stream = self._machine.stream
-            self._machine.send(Response(stream=stream, status=error.status, headers=headers))
+            self._refused = refused = _Refused(error.status, str(error)[:400], error.head[:_METHOD].partition(b" ")[0])
+            refused.head.feed(error.head)
+            self._refuse_when_read()
+
+    def _refuse_when_read(self) -> None:
+        """Refuses the head that is malformed or too large. The Origin of a page may stand behind the part that is too much:
+        the answer then waits for the rest of the head, within bounds."""
+        refused = self._refused
+        assert refused is not None
+        limits, head = self._connection.limits, refused.head
+        waits = refused.status in _TOO_LARGE and self._connection.server.config.access.origins
+        if not waits or head.over or head.size > 2 * limits.head + limits.request_line:
+            self._refuse(refused)
+
+    def _refuse(self, refused: _Refused) -> None:
+        self._refused = None
+        beside = self._connection.server.beside(refused.method, refused.head.headers)
+        status, body, headers = refused.status, msgspec.json.encode({"error": refused.message}), [*beside]
+        if allows_request(beside):  # the request itself then gets the refusal, which its page can read
+            status, body = 204, b""
+        else:
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        stream = self._machine.stream
+        self._machine.send(Response(stream=stream, status=status, headers=headers))
+        if body:
             self._machine.send(Data(stream=stream, buffers=(body,)))
-            self._machine.send(End(stream=stream))
+        self._machine.send(End(stream=stream))
+        self._connection.output_ready()
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +268,7 @@ class HTTP1Wire:
 
     @property
     def over(self) -> bool:
-        if not (self._machine.must_close or self._gone or self._failed or self._draining):
+        if not (self._machine.must_close or self._gone or self._failed or self._draining) or self._refused is not None:
             return False
         # An answer may have left, with a refusal still queued behind it.
         return (self._current is None or self._current.ending is not None) and not self._machine.queued
@@ -318,9 +366,13 @@ class HTTP1Wire:
 
     def tick(self, now: float) -> None:
         connection, limits, current = self._connection, self._connection.limits, self._current
+        if self._refused is not None and now - self._head_since > limits.head_timeout:
+            self._refuse(self._refused)
         if now >= connection.leaves_at:
-            self._age()
-        keep_alive = min(limits.keep_alive, _QUIET) if self._aged else limits.keep_alive
+            connection.leaves_at = math.inf
+            connection.server.connection_ended(Closing.AGED)
+            self.end_with_answer()
+        keep_alive = min(limits.keep_alive, _QUIET) if self._parting else limits.keep_alive
         if current is not None and current.ending is None:
             if self._machine.unread:
                 connection.pump()  # for bytes that have landed meanwhile
@@ -332,13 +384,11 @@ class HTTP1Wire:
         if self._failed:
             connection.output_ready()
 
-    def _age(self) -> None:
+    def end_with_answer(self) -> None:
         """Makes an answer announce the connection's close: the current one if its head has not left, else the next. Unlike
         a drain, it does not close a connection without a request: the client may be about to send one, and must be told
         before."""
-        self._aged, self._connection.leaves_at = True, math.inf
-        self._last_request = 0
-        self._connection.server.connection_ended(Closing.AGED)
+        self._parting, self._last_request = True, 0
         current = self._current
         if current is not None and current.ending is None and not current.outbound.status:
             self._machine.close_after_response()
@@ -346,7 +396,7 @@ class HTTP1Wire:
     def _end(self, closing: Closing) -> None:
         if not self._failed:
             self._failed = True
-            if not self._aged:
+            if not self._parting:
                 self._connection.server.connection_ended(closing)
 
     def close(self) -> None:
@@ -357,6 +407,8 @@ class HTTP1Wire:
         self._connection.leaves_at = math.inf
         self._machine.close_after_response()
         self._draining = True
+        if self._refused is not None:
+            self._refuse(self._refused)
 
     def dismiss(self) -> None:
         self.drain()

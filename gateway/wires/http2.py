@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from gateway.config.fields import said_of
-from gateway.core.connection import socket_hop
+from gateway.core.connection import socket_hop, tell
 from gateway.core.contracts import EVENTS_A_LOOK, LAST_WORD, REQUESTS_AT_ONCE, Hop
 from gateway.core.exchange import Exchange
+from gateway.core.linger import Parting
 from gateway.core.memory import no_bytes
+from gateway.core.server import allows_request
 from gateway.errors import Closing, Ending, SlowReader
 from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -36,6 +38,9 @@ from protocols.events import (
     Sent,
 )
 from protocols.floods import Flood
+from protocols.grpc.heads import trailers_only
+from protocols.grpc.metadata import is_grpc
+from protocols.grpc.status import StatusCode
 from protocols.http2.connection import HTTP2Connection, HTTP2Limits
 from protocols.http2.floods import HTTP2_FLOODS
 from protocols.http2.frames import Code
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.connection")
 
 _INTERNAL_ERROR, _CANCEL, _ENHANCE_YOUR_CALM = 2, 8, 11  # RFC 9113 section 7
+_CODES = {431: StatusCode.RESOURCE_EXHAUSTED}  # how gRPC says the statuses of a Refused; malformed ones are INTERNAL
 _BEGUN = {Part.SETTINGS: "the first SETTINGS", Part.HEAD: "a header block", Part.FRAME: "the head of a frame"}
 _ENDED_BY_US = (Ending.CANCELLED, Ending.DRAINED, Ending.OPERATOR, Ending.DEADLINE, Ending.LOST)
 
@@ -83,6 +89,7 @@ class HTTP2Wire:
         self._floods = FloodGuard(connection, allowances_of(HTTP2_FLOODS, config.floods, 2 * config.streams))
         # `_counted`: true once this connection is counted as one that the server ended.
         self._failed = self._gone = self._written = self._counted = False
+        self._parting = False  # the GOAWAY leaves with the next answer that ends
         self._ended_at: float | None = None  # when we ended it because of what the peer does
         self._draining_since: float | None = None
         connection.output_ready()
@@ -183,9 +190,16 @@ class HTTP2Wire:
         return end_exchanges(self._connection, closing)
 
     def _refuse(self, event: Refused) -> None:
-        body = msgspec.json.encode({"error": event.message[:400]})
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        self._machine.respond(event.stream, event.status, headers, (body,))
+        beside = self._connection.server.beside(event.method, event.headers)
+        if any(name == b"content-type" and is_grpc(value) for name, value in event.headers):
+            code = _CODES.get(event.status, StatusCode.INTERNAL)
+            self._machine.respond(event.stream, 200, (*trailers_only(code, event.message[:400]), *beside))
+        elif allows_request(beside):  # the request itself then gets the refusal, which its page can read
+            self._machine.respond(event.stream, 204, beside)
+        else:
+            body = msgspec.json.encode({"error": event.message[:400]})
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *beside]
+            self._machine.respond(event.stream, event.status, headers, (body,))
         self._machine.drop(event.stream)
 
     def _dropped(self, event: NoRoom) -> None:
@@ -203,11 +217,11 @@ class HTTP2Wire:
         as far as their windows let them."""
         self._gone = True
         exchanges = [e for e in self._connection.exchanges.values() if e.ending is None]
-        for exchange in exchanges:
-            if exchange.outbound.finishing is None:
-                self._cut(exchange, Ending.CANCELLED)
-        if all(exchange.outbound.finishing is None for exchange in exchanges):
+        unfinished = [exchange for exchange in exchanges if exchange.outbound.finishing is None]
+        if len(unfinished) == len(exchanges):
             self._connection.lost(Ending.CANCELLED)
+        else:
+            tell(self._connection, unfinished, lambda exchange: self._cut(exchange, Ending.CANCELLED))
 
     def _cut(self, exchange: Exchange, ending: Ending, code: int = _CANCEL) -> None:
         exchange.peer_gone(ending)
@@ -217,8 +231,11 @@ class HTTP2Wire:
 
     def protocol_error(self, error: RemoteProtocolError) -> None:
         self._failed = True
-        for exchange in list(self._connection.exchanges.values()):
-            exchange.peer_gone(Ending.CANCELLED if self._connection.eof else Ending.REFUSED)
+        connection = self._connection
+        ending = Ending.CANCELLED if connection.eof else Ending.REFUSED
+        if ending is Ending.REFUSED:
+            connection.parting = Parting.USUAL
+        tell(connection, connection.exchanges.values(), lambda exchange: exchange.peer_gone(ending))
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -298,6 +315,8 @@ class HTTP2Wire:
         if self._machine.is_open(stream):
             self._machine.send(End(stream=stream, trailers=trailers))
             self._connection.output_ready()
+            if self._parting:
+                self.drain()
 
     def respond(
         self,
@@ -322,6 +341,8 @@ class HTTP2Wire:
                 raise
         else:
             self._connection.output_ready()
+            if self._parting:
+                self.drain()
 
     def reset(self, stream: int, ending: Ending) -> None:
         code = _CANCEL if ending in _ENDED_BY_US else _INTERNAL_ERROR
@@ -353,9 +374,9 @@ class HTTP2Wire:
             return
         machine.now = now
         if limits.write_stall:
-            for exchange in list(connection.exchanges.values()):
-                if (waited := self._untaken(exchange, now)) > limits.write_stall:
-                    self._stalled(exchange, limits.write_stall, waited)
+            stalled = [e for e in connection.exchanges.values() if self._untaken(e, now) > limits.write_stall]
+            if stalled:
+                tell(connection, stalled, lambda exchange: self._stalled(exchange, limits.write_stall))
         machine.trim()
         if machine.lingering and machine.tick():
             connection.output_ready()
@@ -409,10 +430,13 @@ class HTTP2Wire:
         self._connection.server.log_limits.write(log, "protocol error", facts)
         self._end(closing, reason)
 
-    def _stalled(self, exchange: Exchange, stall: float, waited: float) -> None:
+    def _stalled(self, exchange: Exchange, stall: float) -> None:
         """Stops the model of a stalled exchange, which queues an error behind what is queued already, for a client that
         reads again. Resets the stream only if the client does not read that, or if the answer was whole: many clients take a
         bare reset for a good end."""
+        waited = self._untaken(exchange, self._connection.clock())
+        if waited <= stall:  # it has read again before its turn came
+            return
         told = exchange.interruption is not None
         if not told:
             facts = {"peer": self._connection.peer, "id": exchange.id, "setting": "limits.write_stall"}
@@ -441,6 +465,10 @@ class HTTP2Wire:
     def drain(self) -> None:
         """Sends the first GOAWAY. The machine sends the second when the peer has answered its PING, and `tick` sends it to a
         peer that does not answer."""
-        self._connection.leaves_at = math.inf
+        self._connection.leaves_at, self._parting = math.inf, False
         self._machine.shutdown(last=False)
         self._draining_since = self._connection.clock()
+
+    def end_with_answer(self) -> None:
+        # Not at once: a client of HTTP/2 that has not sent its first request would open another connection, again and again.
+        self._parting = self._draining_since is None

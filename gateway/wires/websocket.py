@@ -347,3 +347,6 @@ class WebSocketWire:
 
     def drain(self) -> None:
         return  # the client is told by Close 1001 at the drain deadline: the protocol has no earlier message
+
+    def end_with_answer(self) -> None:
+        """Does nothing: the session is the answer, and it goes on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
@@ -73,6 +73,8 @@ class Supervisor:
         self._escalated, self._chance, self._spans, self._check = escalated, chance, spans, check
         self.explained: list[Callable[[Failure], None]] = []
         """Functions that are called with every failure of a model that the log explains."""
+        self.admit: Callable[[str], Awaitable[None]] | None = None
+        """Awaited with the name of each model that is loaded and warm, before it takes calls."""
         self.noticed: list[Callable[[Worker], None]] = []
         """Functions that are called after every change of a worker's state, even if it is not in service."""
         self._revision = 0
@@ -134,7 +136,12 @@ class Supervisor:
             spans=self._spans,
             check=self._check,
             explained=self.explain,
+            admit=self._admitted,
         )
+
+    async def _admitted(self, name: str) -> None:
+        if self.admit is not None:
+            await self.admit(name)
 
     def explain(self, failure: Failure) -> None:
         """Passes a failure that the log explains to all of `explained`."""
@@ -184,9 +191,13 @@ class Supervisor:
         """The models because of which this server is not ready: required models of `configured` that do not answer, except
         those in `dismissed`. If no model of the server answers, it is all of `configured`. Models of `load` are never a
         reason."""
-        absent = [self._absent(name) for name in self.configured]
+        return self.unready_with(())
+
+    def unready_with(self, opening: Collection[str]) -> list[Absent]:
+        """Returns `unready` as it will be once the models `opening` answer."""
+        absent = [self._absent(name) for name in self.configured if name not in opening]
         missed = [one for one in absent if one.why and self.configured[one.name].required and one.name not in self.dismissed]
-        if not missed and all(worker.life.absence for worker in self.workers.values()):
+        if not (missed or opening) and all(worker.life.absence for worker in self.workers.values()):
             missed = [one._replace(why=f"{one.why}, and no model is ready") for one in absent]
         return missed
 

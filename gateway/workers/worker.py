@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,8 @@ from models.convert import convert
 from models.errors import contained, is_failure, leaves
 from models.messages import Family
 from models.session import Session
-from models.spec import Check, Model, ModelSpec, Restart, WarmupFailed, warm_up
+from models.spec import Check, Model, ModelSpec, Restart, WarmupFailed, context_of, warm_up
+from models.tracebacks.text import explains
 
 if TYPE_CHECKING:
     from gateway.workers.caller import CallSpans
@@ -64,10 +65,12 @@ class Worker:
 
     `changed` is called after each change of state. `chance` returns numbers from 0 to 1, for the jitter of restarts.
     `spans` makes the spans of calls; default None: there are none. `check` makes the function that checks the answers of
-    the warm-up. `explained` is called with each failure that the log explains.
+    the warm-up. `explained` is called with each failure that the log explains. `admit` is awaited with the model's name when
+    it is loaded and warm, before it takes calls.
     """
 
     __slots__ = (  # a dict of more than 30 names has no place in CPython's inline caches
+        "_admit",
         "_called",
         "_chance",
         "_changed",
@@ -79,6 +82,7 @@ class Worker:
         "_settled",
         "_spans",
         "_threads",
+        "context",
         "crashes",
         "failure",
         "given_up",
@@ -109,8 +113,9 @@ class Worker:
         spans: CallSpans | None = None,
         check: Callable[[ModelSpec], Check] | None = None,
         explained: Callable[[Failure], None] | None = None,
+        admit: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self._check, self._explained = check, explained
+        self._check, self._explained, self._admit = check, explained, admit
         self.spec, self.name = spec, spec.name
         self.life = Life(spec.name, spec.restart.kind, lasting=lasting)
         self.replaces = False
@@ -142,6 +147,8 @@ class Worker:
         """The times that sessions take to stop."""
         self._model: Model | None = None
         self._called: Model | None = None  # the model, with spans if there are some
+        self.context = spec.context
+        """The most tokens of a prompt and its answer together, by the spec or the loaded model; 0: unknown."""
         self._loading = trio.CancelScope()
         self._patience = trio.CancelScope()
         self._settled = trio.Event()
@@ -223,7 +230,7 @@ class Worker:
                     logging.INFO if over else logging.ERROR,
                     said,
                     extra={"model": self.name, "reason": self.reason, "restart_in": wait, **incident},
-                    exc_info=None if over else crash,
+                    exc_info=None if over else explains(crash),
                 )
                 if wait is None and not life.lasting:
                     self.failure = contained(crash)
@@ -279,7 +286,11 @@ class Worker:
                     # load() may not have noticed that its time is over, or that it is no longer wanted
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
+                    if self._admit is not None:
+                        await self._admit(self.name)
+                        await trio.lowlevel.checkpoint_if_cancelled()
                     self._model = model
+                    self.context = self.spec.context or context_of(model)
                     self._called = model if spans is None else spans.model(self.spec, model)
                     self.reason, life.there, life.loaded = "", True, True
                     self._enter(State.READY)
@@ -310,7 +321,9 @@ class Worker:
             error = cold or self._silent_end(timed_out=scope.cancelled_caught)
         try:
             if error is not None and life.stop.is_set():
-                log.warning("model did not unload", extra={"model": self.name, "reason": str(error)[:300]}, exc_info=error)
+                log.warning(
+                    "model did not unload", extra={"model": self.name, "reason": str(error)[:300]}, exc_info=explains(error)
+                )
                 return None
             return error
         finally:

@@ -97,6 +97,8 @@ class Transformers:
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         self._loaded: _Loaded | None = _load(path, device, dtype, max_context, trust_remote_code)
+        self.context = self._loaded.context or 0
+        """The most tokens of prompt and answer together; 0: unknown."""
         self._limiter = trio.CapacityLimiter(threads)
         self._max_sequences = max_sequences
         self._chunk = prefill_chunk
@@ -371,12 +373,16 @@ class _Loaded:
             ids = starts[:1]
         room = 1 if parameters.max_new_tokens else 0
         if self.context is not None and len(ids) + room > self.context:
+            if not parameters.limited:
+                raise ContextLengthExceeded(len(ids) + room, self.context)
             raise ContextLengthExceeded(len(ids) + parameters.max_new_tokens, self.context, prompt_tokens=len(ids))
         return ids
 
     def room(self, ids: Sequence[int], parameters: GenerationParameters) -> int:
         """The number of tokens that may follow the prompt."""
         most = parameters.max_new_tokens
+        if not parameters.limited and (kept := _kept(parameters)):
+            most = min(most, MAX_KEPT_TOKENS // kept)
         return most if self.context is None else min(most, self.context - len(ids))
 
     def data_of(self, token: int, *, skip_special: bool = True) -> bytes:
@@ -397,7 +403,7 @@ def _load(path: str, device: str, dtype: str, max_context: int | None, trust_rem
         torch, library = importlib.import_module("torch"), importlib.import_module("transformers")
     except ImportError as e:
         raise ImportError(
-            f"the transformers backend needs torch and transformers: pip install 'everywire[transformers]' ({e})"
+            f"the transformers backend needs torch and transformers: pip install jinja2 torch 'transformers>=4.56,<6' ({e})"
         ) from e
     tokenizer = library.AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     model = library.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -553,6 +559,7 @@ class _PromptReport:
         self._loaded = loaded
         self._count = parameters.prompt_logprobs or 0
         self._text = Detokenizer(loaded.decoder(parameters), ())
+        self._data_of = partial(loaded.data_of, skip_special=parameters.skip_special_tokens)
         self.after: Tensor = None
         """The logits after the last token. None before the first, which nothing predicts."""
 
@@ -569,9 +576,16 @@ class _PromptReport:
         if before is not None:
             log_probs = loaded.log_probs(before)
             log_prob = _at_most_0(log_probs[token].item())
-            top = _top_tokens(loaded, self._text, log_probs, self._count, loaded.data_of)
-        special = token in loaded.special
-        return Token(text=self._text.feed(token), id=token, log_prob=log_prob, special=special, prefill=True, top=top)
+            top = _top_tokens(loaded, self._text, log_probs, self._count, self._data_of)
+        return Token(
+            text=self._text.feed(token),
+            id=token,
+            log_prob=log_prob,
+            special=token in loaded.special,
+            prefill=True,
+            top=top,
+            data=self._data_of(token),
+        )
 
 
 @final

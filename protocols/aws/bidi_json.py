@@ -11,7 +11,6 @@ from typing import Any, Final, final
 import msgspec
 import numpy as np
 
-from protocols import strict_json
 from protocols.aws.bidi_head import (
     END,
     JSON_CONTENT_TYPE,
@@ -27,7 +26,8 @@ from protocols.aws.bidi_head import (
 from protocols.aws.eventstream import LARGE, MAX_PAYLOAD, NeedData, encode_block, encode_headers
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Buffer, Signal
-from protocols.strict_json import JSONError
+from protocols.json import strict
+from protocols.json.strict import JSONError
 
 MAX_DEPTH: Final = 64
 """The deepest nesting of objects and arrays, counted from the object that holds PayloadPart."""
@@ -126,13 +126,13 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: Buffer, what: str) -> Any:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
         rule = f"; {_BASE64_RULE}" if "base64" in str(error) else ""
-        raise RemoteProtocolError(f"{what}: {error}{rule}") from None
+        raise RemoteProtocolError(f"{what}: {strict.fault_of(text, error)}{rule}") from None
     except UnicodeDecodeError:
         raise RemoteProtocolError(f"{what} is not UTF-8") from None
     except RecursionError:
         raise RemoteProtocolError(f"{what} is nested deeper than {MAX_DEPTH} arrays and objects") from None
     except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"{what} is not JSON: {error}") from None
+        raise RemoteProtocolError(f"{what} is not JSON: {strict.fault_of(text, error)}") from None
 
 
 def _check_rest(text: Buffer, members: int, what: str) -> None:
@@ -141,7 +141,7 @@ def _check_rest(text: Buffer, members: int, what: str) -> None:
     if sum(1 for _ in islice(_COLON.finditer(text), members + 1)) == members:
         return
     try:
-        strict_json.loads(text, depth=MAX_DEPTH, what=what, duplicates=False, floats=False)
+        strict.loads(text, depth=MAX_DEPTH, what=what, duplicates=False, floats=False)
     except JSONError as error:
         raise RemoteProtocolError(error.message) from None
 

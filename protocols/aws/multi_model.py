@@ -12,8 +12,8 @@ from typing import Final, final
 
 import msgspec
 
-from protocols import strict_json
 from protocols.events import Buffer
+from protocols.json import strict
 
 CONTENT_TYPE: Final = b"application/json"
 """The content type of every body here."""
@@ -125,8 +125,8 @@ def parse_load(body: Buffer) -> ModelToLoad:
     parameters instead of a body; they are not in the contract, and are ignored.
     """
     try:
-        members = strict_json.loads(body, depth=8, what="the body of POST /models", duplicates=False)
-    except strict_json.JSONError as error:
+        members = strict.loads(body, depth=8, what="the body of POST /models", duplicates=False)
+    except strict.JSONError as error:
         raise MMEError(f"{error.message}; a JSON object with model_name and url is needed") from None
     if type(members) is not dict:
         raise MMEError("the body of POST /models must be a JSON object with model_name and url")

@@ -90,6 +90,8 @@ class Contents:
                 piece += value
                 self.count_of_bytes += 1
             elif tag & 7 == LENGTH and number in _FIELDS:
+                if not _FIELDS[number][1]:
+                    room.take(min(len(value), _FEW // 2))  # as long as the check takes
                 _check_packed(number, value)
                 if value:
                     self._append(number, value)
@@ -108,9 +110,13 @@ class Contents:
     @property
     def cost(self) -> int:
         """The most bytes that `array` makes besides views of the message."""
-        varints = [len(piece) for number, piece in self._pieces.items() if not _FIELDS[number][1] and number != _BYTES_FIELD]
         copies = [len(piece) for piece in self._pieces.values() if type(piece) is bytearray]
-        return 8 * sum(varints) + sum(copies)
+        return self.converted + sum(copies)
+
+    @property
+    def converted(self) -> int:
+        """The most bytes of the numbers that `array` converts one by one."""
+        return 8 * sum([len(p) for number, p in self._pieces.items() if not _FIELDS[number][1] and number != _BYTES_FIELD])
 
     def array(self, datatype: str, shape: tuple[int, ...], name: str, message: memoryview) -> tuple[Array | BytesData, int]:
         """The array of a tensor, read-only, and the number of its bytes that are not a view of the message. V2Error before

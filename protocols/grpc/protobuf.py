@@ -32,7 +32,11 @@ _MASK = 2**64 - 1
 
 @final
 class ProtobufError(ProtocolError):
-    """The bytes are not the expected message. gRPC answers with the status INTERNAL."""
+    """The bytes are not the expected message. gRPC answers with the status INTERNAL; with RESOURCE_EXHAUSTED if the message
+    exceeds a limit."""
+
+    over_limit = False
+    """True if the message may be well-formed, but has more fields than are read."""
 
 
 # Reading
@@ -75,16 +79,25 @@ class Room:
     """The number of fields that a message may still have, those of nested messages included. A field of two bytes takes 0.2
     us to read, and may become an object."""
 
-    __slots__ = ("left",)
+    __slots__ = ("_most", "_what", "left")
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, left: int, what: str = "fields") -> None:
+        """`what` is the limit's noun in the error."""
+        self._most = self.left = left
+        self._what = what
 
     def take(self, count: int) -> None:
         """Takes room for `count` fields. ProtobufError if there is not enough."""
         self.left -= count
         if self.left < 0:
-            raise ProtobufError("the message has too many fields")
+            raise self.over()
+
+    def over(self) -> ProtobufError:
+        """Leaves no room, and makes the error for a message that has too many fields."""
+        self.left = -1
+        error = ProtobufError(f"the message has too many fields: more than {self._most} {self._what}")
+        error.over_limit = True
+        return error
 
 
 def fields(view: memoryview, room: Room) -> Iterator[tuple[int, Any, int]]:
@@ -96,7 +109,7 @@ def fields(view: memoryview, room: Room) -> Iterator[tuple[int, Any, int]]:
     while at < size:
         left -= 1
         if left < 0:
-            raise ProtobufError("the message has too many fields")
+            raise room.over()
         tag = view[at]
         if tag < 0x80:
             at += 1
@@ -128,7 +141,7 @@ def fields(view: memoryview, room: Room) -> Iterator[tuple[int, Any, int]]:
             raise ProtobufError(f"field {tag >> 3} has {end - at} bytes, only {size - at} are left of its message")
         yield tag, view[at:end], end
         at = end
-    room.left -= begun - left
+    room.take(begun - left)
 
 
 def read_text(view: memoryview) -> str:

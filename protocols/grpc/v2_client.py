@@ -32,7 +32,7 @@ from protocols.grpc.v2_fields import (
     read_tensors,
     typed_tensors,
 )
-from protocols.v2.body import DEFAULT_LIMITS, V2Limits, read_parameters
+from protocols.v2.body import ANSWER_LIMITS, V2Limits, read_parameters
 from protocols.v2.request import WantedOutput
 from protocols.v2.response import V2Answer
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor, show
@@ -82,13 +82,13 @@ def _encode_output(output: WantedOutput) -> bytes:
     return out
 
 
-def read_infer_response(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
+def read_infer_response(message: Buffer, limits: V2Limits = ANSWER_LIMITS) -> V2Answer:
     """The answer in a ModelInferResponse. Outputs are read-only views of it if their bytes allow that; those of BYTES are
     arrays of `bytes`. ProtobufError for a malformed message, V2Error for invalid outputs."""
     return _read_response([memoryview(message).toreadonly().cast("B")], limits)
 
 
-def read_streamed_response(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> StreamedAnswer:
+def read_streamed_response(message: Buffer, limits: V2Limits = ANSWER_LIMITS) -> StreamedAnswer:
     """The ModelStreamInferResponse in a message, with its answer as `read_infer_response` reads it."""
     error = ""
     parts: list[memoryview] = []
@@ -127,7 +127,7 @@ def _read_response(parts: Sequence[memoryview], limits: V2Limits) -> V2Answer:
                 add_parameter(parameters, value, room)
             elif tag == TENSORS:
                 check_many(entries, "outputs", limits)
-                entries.append(TensorFields(value, limits, room))
+                entries.append(TensorFields(value, limits, room, room))
     if parameters:
         read_parameters({"parameters": parameters}, "the response")
     outputs, _ = read_tensors(entries, raw, parts[0] if parts else memoryview(b""), limits, "output")

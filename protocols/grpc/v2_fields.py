@@ -9,6 +9,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 from protocols.events import Buffer
+from protocols.floods import GRPC_NAME
 from protocols.grpc.contents import Contents, encode_contents
 from protocols.grpc.protobuf import Room, encode_field, encode_varint, fields, read_text, to_signed, unpack_varints
 from protocols.v2.body import V2Limits, read_parameters
@@ -59,7 +60,8 @@ class TensorFields:
 
     __slots__ = ("contents", "datatype", "name", "parameters", "shape")
 
-    def __init__(self, view: memoryview, limits: V2Limits, room: Room) -> None:
+    def __init__(self, view: memoryview, limits: V2Limits, room: Room, values: Room) -> None:
+        """`room` is for the tensor's fields, `values` for those of its contents."""
         self.name = self.datatype = ""
         self.shape: list[int] = []
         self.parameters: dict[str, Any] = {}
@@ -67,11 +69,11 @@ class TensorFields:
         shape = self.shape
         for tag, value, _ in fields(view, room):
             if tag == NAME:
-                self.name = read_text(value)
+                self.name = read_name(value, "a tensor's name")
             elif tag == _DATATYPE:
-                self.datatype = read_text(value)
+                self.datatype = read_name(value, "a datatype")
             elif tag == _PACKED_SHAPE:
-                if len(value) > _LARGEST_VARINT * limits.dims:
+                if len(value) > _LARGEST_VARINT * limits.dims or len(shape) > limits.dims:
                     raise V2Error(f"tensor {show(self.name)}: at most {limits.dims} dimensions, got more")
                 shape += [to_signed(size) for size in unpack_varints(value)]
             elif tag == _SHAPE:
@@ -83,7 +85,7 @@ class TensorFields:
             elif tag == _CONTENTS:
                 if self.contents is None:
                     self.contents = Contents()
-                self.contents.add(value, room)
+                self.contents.add(value, values)
 
 
 def read_tensors(
@@ -121,6 +123,13 @@ def read_tensors(
             copied += apart
         tensors.append(V2Tensor(name=name, datatype=datatype, array=array, parameters=parameters or NO_PARAMETERS))
     return tuple(tensors), copied
+
+
+def read_name(view: memoryview, what: str) -> str:
+    """The text of a field that names something. V2Error if it is very long; ProtobufError if it is not UTF-8."""
+    if len(view) > GRPC_NAME:
+        raise V2Error(f"{what} has at most {GRPC_NAME} bytes, got {len(view)}")
+    return read_text(view)
 
 
 def check_many(entries: Sequence[object], member: str, limits: V2Limits) -> None:

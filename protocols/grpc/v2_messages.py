@@ -8,15 +8,17 @@ without a plan pays 1 us for the search.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 import numpy as np
 
 from protocols.events import Buffer
+from protocols.floods import GRPC_AT_ONCE, GRPC_FIELDS, GRPC_NAME
 from protocols.grpc.contents import FIELD_OF
-from protocols.grpc.protobuf import Room, encode_field, encode_varint, fields, read_text
+from protocols.grpc.protobuf import LENGTH, ProtobufError, Room, encode_field, encode_varint, fields, read_text
 from protocols.grpc.v2_fields import (
     FINAL,
     ID,
@@ -44,6 +46,7 @@ from protocols.grpc.v2_fields import (
     join_raw,
     keep,
     raw_data,
+    read_name,
     read_tensors,
     typed_tensors,
 )
@@ -56,6 +59,8 @@ from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """The parameter of a request that asks for an empty response at its end, if the model is decoupled."""
 
+_PARAMETER = 100  # bytes of memory, about, that an entry of a map takes beside its texts
+_ELEMENT = 5  # bytes of the shortest element of BYTES but the empty one
 _LENGTHS = 4  # plans that are tried for messages of one size
 
 _INFER_RESPONSE_TAG = b"%c" % INFER_RESPONSE
@@ -65,20 +70,51 @@ _array = np.ndarray
 # Requests, as a server reads them
 
 
-def contents_size(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> int:
-    """The most bytes of a ModelInferRequest that can be typed contents: those of its tensors without raw data. ProtobufError
-    for a malformed message."""
-    view = memoryview(message).cast("B")
-    return sum(len(value) for tag, value, _ in fields(view, Room(limits.values)) if tag == TENSORS)
+class MessageSize(NamedTuple):
+    """The parts of a ModelInferRequest whose fields are read one by one, in bytes."""
+
+    described: int
+    """All but the contents of tensors: names, parameters, outputs."""
+    tensors: int
+    """The tensors, with the typed contents that they may have."""
+
+    @property
+    def cost(self) -> int:
+        """The most bytes of memory that the fields take beside the message, before arrays are made: contents in many pieces
+        are joined, with a length for each element of BYTES, and parameters become objects."""
+        fields = min((self.described + self.tensors) // 2, GRPC_FIELDS)
+        return self.described + 2 * self.tensors + _PARAMETER * fields
 
 
-def read_names(message: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> tuple[str, str, str]:
+def size_of(message: Buffer, at_most: int = GRPC_FIELDS) -> MessageSize | None:
+    """Measures a ModelInferRequest; None if it has more than `at_most` fields of its own. ProtobufError for a malformed
+    message."""
+    view, described, tensors, room = memoryview(message).cast("B"), 0, 0, Room(at_most)
+    try:
+        for tag, value, _ in fields(view, room):
+            if tag == TENSORS:
+                tensors += len(value)
+            elif tag != RAW_INPUTS and tag & 7 == LENGTH:
+                described += len(value)
+    except ProtobufError as e:
+        if e.over_limit:
+            return None
+        raise
+    return MessageSize(described, tensors)
+
+
+def read_names(message: Buffer) -> tuple[str, str, str]:
     """The model's name and version and the id of a ModelInferRequest, whatever else it holds: for the answer to a request
-    that is refused. ProtobufError for a malformed message."""
-    found = {MODEL_NAME: "", MODEL_VERSION: "", ID: ""}
-    for tag, value, _ in fields(memoryview(message).cast("B"), Room(limits.values)):
-        if tag in found:
-            found[tag] = read_text(value)
+    that is refused. Names behind many other fields are not looked for, and very long ones are left out. ProtobufError for a
+    malformed message."""
+    found, room = {MODEL_NAME: "", MODEL_VERSION: "", ID: ""}, Room(GRPC_AT_ONCE)
+    try:
+        for tag, value, _ in fields(memoryview(message).cast("B"), room):
+            if tag in found:
+                found[tag] = read_text(value) if len(value) <= GRPC_NAME else ""
+    except ProtobufError as e:
+        if not e.over_limit:
+            raise
     return found[MODEL_NAME], found[MODEL_VERSION], found[ID]
 
 
@@ -192,7 +228,19 @@ class InferRequestReader:
     def parts(self, message: Buffer) -> RequestParts:
         """The first half of `read`: the fields of a message. Contents may be copied as they are. ProtobufError and
         V2Error."""
-        return RequestParts(memoryview(message).toreadonly().cast("B"), self._limits)
+        room = Room(min(GRPC_FIELDS, self._limits.values), "beside the contents of tensors")
+        values = Room(self._limits.values, "in the contents of tensors (limits.json_values)")
+        return RequestParts(memoryview(message).toreadonly().cast("B"), self._limits, room, values)
+
+    def parts_at_once(self, message: Buffer) -> RequestParts | None:
+        """The result of `parts`; None if the message has so many fields that others would wait."""
+        room = Room(GRPC_AT_ONCE)
+        try:
+            return RequestParts(memoryview(message).toreadonly().cast("B"), self._limits, room, room)
+        except ProtobufError as e:
+            if e.over_limit:
+                return None
+            raise
 
     def call(self, parts: RequestParts) -> InferCall:
         """The second half of `read`: the request of these fields. V2Error."""
@@ -253,7 +301,8 @@ class RequestParts:
         "raw_from", "view",
     )  # fmt: skip
 
-    def __init__(self, view: memoryview, limits: V2Limits) -> None:
+    def __init__(self, view: memoryview, limits: V2Limits, room: Room, values: Room) -> None:
+        """`room` is for the fields, `values` for those in the contents of tensors."""
         self.view, self._limits = view, limits
         self.model_name = self.model_version = self.id = ""
         self.ids = 0
@@ -264,7 +313,7 @@ class RequestParts:
         self.raw_ends: list[int] = []
         self.raw_from = 0
         """The position of the first raw contents if only raw contents follow; else 0."""
-        last, room = 0, Room(limits.values)
+        last = 0
         for tag, value, end in fields(view, room):
             if tag == RAW_INPUTS:
                 if len(self.raw) == limits.tensors:
@@ -276,17 +325,17 @@ class RequestParts:
                 continue
             last = end
             if tag == MODEL_NAME:
-                self.model_name = read_text(value)
+                self.model_name = read_name(value, "model_name")
             elif tag == MODEL_VERSION:
-                self.model_version = read_text(value)
+                self.model_version = read_name(value, "model_version")
             elif tag == ID:
-                self.id = read_text(value)
+                self.id = read_name(value, "id")
                 self.ids += 1
             elif tag == PARAMETERS:
                 add_parameter(self.call_parameters, value, room)
             elif tag == TENSORS:
                 check_many(self.inputs, "inputs", limits)
-                self.inputs.append(TensorFields(value, limits, room))
+                self.inputs.append(TensorFields(value, limits, room, values))
             elif tag == OUTPUTS:
                 check_many(self.outputs, "outputs", limits)
                 self.outputs.append(_read_output(value, room))
@@ -301,10 +350,14 @@ class RequestParts:
     @property
     def work(self) -> int:
         """The number of bytes that are examined one by one to make arrays."""
-        looked_at = [
-            len(raw) for raw, entry in zip(self.raw, self.inputs, strict=False) if entry.datatype in ("BOOL", "BYTES")
-        ]
-        return self.cost + sum(looked_at)
+        looked_at = []
+        for raw, entry in zip(self.raw, self.inputs, strict=False):
+            if entry.datatype == "BYTES":
+                looked_at.append(min(len(raw), _ELEMENT * abs(math.prod(entry.shape))))
+            elif entry.datatype == "BOOL":
+                looked_at.append(len(raw) // _ELEMENT)
+        converted = [entry.contents.converted for entry in self.inputs if entry.contents is not None]
+        return sum(converted) + sum(looked_at)
 
     def call(self) -> InferCall:
         """The request of the fields. V2Error if no model can accept it."""
@@ -354,7 +407,7 @@ def _read_output(view: memoryview, room: Room) -> tuple[str, dict[str, Any]]:
     parameters: dict[str, Any] = {}
     for tag, value, _ in fields(view, room):
         if tag == NAME:
-            name = read_text(value)
+            name = read_name(value, "an output's name")
         elif tag == OUTPUT_PARAMETERS:
             add_parameter(parameters, value, room)
     return name, parameters

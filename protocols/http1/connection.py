@@ -150,27 +150,23 @@ class HTTP1Connection(MessageReader):
             raise self._other_stream(stream)
         # the request is complete, and neither side has anything to say about the connection
         if self._usual and self._reading is READ_DONE and self._writing is WRITE_HEAD and not self._closing:
-            alone = buffers[0] if len(buffers) == 1 and type(buffers[0]) is bytes else None
-            if alone is not None:
-                size = len(alone)
-            else:
-                size = 0
-                for buffer in buffers:
-                    if type(buffer) is memoryview:
-                        size += buffer.nbytes if buffer.c_contiguous else LARGE  # not contiguous: the slow way refuses it
-                    else:
-                        size += len(buffer)
+            size = _size_of(buffers) if length is None else length
             head = plain_head(status, headers, fresh, length, size, self._date.end) if size < LARGE else None
             if head is not None:
-                self._reading, self._writing = READ_HEAD, WRITE_WAITING
-                answer = b"".join((head, *buffers)) if alone is None else head + alone
-                if self.queued or self._ends:
-                    self._put_behind(answer)
-                    return None
-                self._buffers.append(answer)
-                self.queued = self._answer = len(answer)
-                self._answer_stream = stream
-                return answer
+                try:
+                    answer = head + buffers[0] if len(buffers) == 1 else b"".join([head, *buffers])
+                except (BufferError, TypeError):  # not contiguous
+                    answer = b""
+                whole = len(answer)
+                if whole == len(head) + size:  # else the slow way refuses it
+                    self._reading, self._writing = READ_HEAD, WRITE_WAITING
+                    if self.queued or self._ends:
+                        self._put_behind(answer)
+                        return None
+                    self._buffers.append(answer)
+                    self.queued = self._answer = whole
+                    self._answer_stream = stream
+                    return answer
         if self._retired:
             raise LocalProtocolError("send: this machine is retired")
         declared = () if length is None else ((b"content-length", b"%d" % length),)
@@ -328,3 +324,9 @@ class HTTP1Connection(MessageReader):
             raise LocalProtocolError("switch: no 101 was sent or received")
         self._retired = True
         return self.input.clear()
+
+
+def _size_of(buffers: Sequence[Buffer]) -> int:
+    """Their bytes together; those of one that is not contiguous, which cannot be sent, count as many."""
+    sizes = [LARGE if type(one) is memoryview and not one.c_contiguous else memoryview(one).nbytes for one in buffers]
+    return sum(sizes)

@@ -38,6 +38,25 @@ _SHOWN = frozenset((b"content-length", b"date", b"expect"))
 # Persistence is said with `connection` alone; host comes from the authority; the machine writes the framing.
 _NOT_TO_SEND = (b"host", b"transfer-encoding", b"keep-alive", b"proxy-connection")
 
+
+class _Lower(dict[bytes, bytes]):
+    """Names of fields in lower case. Those that many clients send are one object for all heads."""
+
+    def __missing__(self, name: bytes) -> bytes:
+        return name.lower()
+
+
+_lower = _Lower(
+    (name, lower)
+    for lower in (
+        b"accept accept-encoding accept-language authorization cache-control connection content-encoding content-length "
+        b"content-type cookie date expect host inference-header-content-length keep-alive origin pragma referer "
+        b"sec-websocket-extensions sec-websocket-key sec-websocket-protocol sec-websocket-version te traceparent "
+        b"transfer-encoding upgrade user-agent x-api-key x-forwarded-for x-forwarded-proto x-request-id".split()
+    )
+    for name in (lower, lower.title(), lower.title().replace(b"Websocket", b"WebSocket"))
+).__getitem__
+
 # RFC 9110 section 6.5.1: framing, routing, request modifiers, authentication, content processing.
 FORBIDDEN_TRAILERS = frozenset(
     b"authorization cache-control connection content-encoding content-length content-range content-type cookie expect host "
@@ -135,7 +154,8 @@ class _Fields:
         self.special: dict[bytes, list[bytes]] = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name, value = name.lower(), value.strip()
+        name = _lower(name)
+        value = value.strip()
         if name in _SPECIAL:
             self.special.setdefault(name, []).append(value)
             if name not in _SHOWN:

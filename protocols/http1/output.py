@@ -9,9 +9,17 @@ from protocols.errors import LocalProtocolError
 from protocols.events import Buffer, Sent
 from protocols.http1.body import LARGE
 
-# The first lines of chunks of usual token sizes. Size 0 is left out: it would be the last chunk (RFC 9112 section 7.1).
-_CHUNK_LINES = {size: b"%x\r\n" % size for size in range(1, 512)}
-_line_of = _CHUNK_LINES.__getitem__
+
+class _ChunkLines(dict[int, bytes]):
+    """The first lines of chunks that go out joined, by their size. Those of usual tokens are kept."""
+
+    def __missing__(self, size: int) -> bytes:
+        if 0 < size < LARGE:  # a chunk of size 0 would be the last (RFC 9112 section 7.1)
+            return b"%x\r\n" % size
+        raise KeyError(size)
+
+
+_line_of = _ChunkLines((size, b"%x\r\n" % size) for size in range(1, 512)).__getitem__
 
 
 class Output:
@@ -147,8 +155,8 @@ def bytes_view(buffer: memoryview) -> memoryview:
 
 
 def chunks_of(pieces: Sequence[bytes]) -> bytes:
-    """The pieces as one chunk each, without bytecode for each piece. KeyError if a piece is empty or longer than 511
-    bytes."""
+    """The pieces as one chunk each, without bytecode for each piece. KeyError if a piece is empty, or of LARGE bytes or
+    more."""
     chunks = zip(map(_line_of, map(len, pieces)), pieces, repeat(b"\r\n"), strict=False)
     return b"".join(chain.from_iterable(chunks))
 

@@ -289,7 +289,7 @@ class FrameSplitter:
             return
         if kind == Kind.SETTINGS and length > 6 * self._settings_entries:
             raise RemoteProtocolError(
-                f"SETTINGS with {length // 6} entries; the limit is {self._settings_entries}",
+                f"SETTINGS with {length // 6} entries; the limit is {self._settings_entries} (http2.settings_entries)",
                 wire_code=Code.ENHANCE_YOUR_CALM,
             )
         if kind in (Kind.HEADERS, Kind.PUSH_PROMISE) and not self.block_stream:
@@ -300,11 +300,12 @@ class FrameSplitter:
     def _check_block(self, continued: int, size: int) -> None:
         if continued > self._continuations:
             raise RemoteProtocolError(
-                f"a header block with more than {self._continuations} CONTINUATION frames", wire_code=Code.ENHANCE_YOUR_CALM
+                f"a header block with more than {self._continuations} CONTINUATION frames (http2.continuations)",
+                wire_code=Code.ENHANCE_YOUR_CALM,
             )
         if size > self.block:
             raise RemoteProtocolError(
-                f"a header block of {size} bytes before decoding; the limit is {self.block}",
+                f"a header block of {size} bytes before decoding; the limit is {self.block}, twice limits.head",
                 wire_code=Code.ENHANCE_YOUR_CALM,
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -20,6 +20,10 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f#]*|\*")
 _AUTHORITY = re.compile(rb"[^\x00-\x20\x7f@/?#\\]+")
+_CALL = re.compile(rb"application/grpc([+;].*)?", re.IGNORECASE)  # as `grpc.metadata.is_grpc`, which is not of this room
+_VISIBLE = re.compile(rb"[^\x00-\x20\x7f]*")
+_NAMELESS = (b"host", b"-")
+"""Stands for the authority of a request that names none, for h2: it has no way to let such a request pass."""
 _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _NEEDED = frozenset((b":method", b":scheme", b":path"))
@@ -44,12 +48,15 @@ def read_request(
     pseudo, regular = _split(headers)
     names = [name for name, _ in regular]
     if b"content-length" in names and lies_about_length(regular):
-        return Refused(stream=stream, status=400, message=LENGTH)
-    authority = _authority(pseudo, regular) if b"host" in names else pseudo.get(b":authority", b"")
+        return _refused(stream, (400, LENGTH), pseudo, regular)
+    authority = _authority(pseudo, regular) if b"host" in names else pseudo.get(b":authority")
     refusal = _too_large(headers, regular, fields, size) or _unacceptable(pseudo, regular, names, authority)
     if refusal:
-        return Refused(stream=stream, status=refusal[0], message=refusal[1])
-    wrong = "" if _certainly_fine(headers, pseudo, names) else malformed(headers)
+        return _refused(stream, refusal, pseudo, regular)
+    if _certainly_fine(headers, pseudo, names):
+        wrong = ""
+    else:
+        wrong = malformed(headers if authority is not None else [*headers, _NAMELESS])
     if wrong:
         raise MalformedHeadError(wrong)
     length = content_length(regular) if b"content-length" in names else None
@@ -59,13 +66,21 @@ def read_request(
         method=pseudo[b":method"],
         target=pseudo[b":path"],
         headers=tuple(regular),
-        authority=authority,
+        authority=authority or b"",
         scheme=pseudo[b":scheme"],
         version=b"2",
         content_length=length,
         expects_continue=b"expect" in names and _expects_continue(regular),
     )
     return Request(stream=stream, head=head)
+
+
+def _refused(
+    stream: int, refusal: tuple[int, str], pseudo: Mapping[bytes, bytes], regular: Sequence[tuple[bytes, bytes]]
+) -> Refused:
+    status, message = refusal
+    method = pseudo.get(b":method", b"")
+    return Refused(stream=stream, status=status, message=message, method=method, headers=tuple(regular))
 
 
 def plain_request(headers: Sequence[tuple[bytes, bytes]], *, fields: int, size: int) -> Head | None:
@@ -152,7 +167,7 @@ def request_fields(request: Head, scheme: bytes) -> Fields:
     for what, value, pattern in (
         ("method", request.method, _TOKEN),
         ("target", request.target, _TARGET),
-        ("authority", authority, _AUTHORITY),
+        ("authority", authority, _VISIBLE if _is_of_a_call(authority, fields) else _AUTHORITY),
     ):
         if not pattern.fullmatch(value):
             raise LocalProtocolError(f"{what} {value[:100]!r} cannot be sent")
@@ -181,10 +196,10 @@ def _split(headers: Sequence[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], 
 
 def _too_large(headers: Sequence[tuple[bytes, bytes]], regular: Fields, fields: int, size: int) -> tuple[int, str] | None:
     if len(regular) > fields:
-        return 431, f"{len(regular)} header fields; the limit is {fields}"
+        return 431, f"{len(regular)} header fields; the limit is {fields} (limits.fields)"
     total = sum(map(len, chain.from_iterable(headers))) + _ENTRY * len(headers)
     if total > size:
-        return 431, f"a header list of {total} bytes; the limit is {size}"
+        return 431, f"a header list of {total} bytes; the limit is {size} (limits.head)"
     return None
 
 
@@ -193,7 +208,7 @@ def _expects_continue(regular: Fields) -> bool:
 
 
 def _unacceptable(
-    pseudo: dict[bytes, bytes], regular: Fields, names: list[bytes], authority: bytes
+    pseudo: dict[bytes, bytes], regular: Fields, names: list[bytes], authority: bytes | None
 ) -> tuple[int, str] | None:
     method = pseudo.get(b":method", b"")
     if method == b"CONNECT":
@@ -204,8 +219,8 @@ def _unacceptable(
         return 400, "more than one content-length field"
     if b"host" in names and regular[names.index(b"host")][1] != authority:
         return 400, ":authority and Host disagree"
-    if not _AUTHORITY.fullmatch(authority):
-        return 400, "no valid authority: one is needed, as host and optional port"
+    if authority is not None and not _AUTHORITY.fullmatch(authority) and not _is_of_a_call(authority, regular):
+        return 400, ":authority: expected a host and perhaps a port, or none at all"
     if method and not _TOKEN.fullmatch(method):
         return 400, ":method is not a token"
     if pseudo.get(b":path") and not _TARGET.fullmatch(pseudo[b":path"]):
@@ -213,6 +228,13 @@ def _unacceptable(
     if pseudo.get(b":scheme", b"https") not in (b"http", b"https"):
         return 400, ":scheme must be http or https"
     return None
+
+
+def _is_of_a_call(authority: bytes, regular: Fields) -> bool:
+    """True for a gRPC call's: its client may send the path of a socket or nothing, and a proxy the name of a cluster."""
+    return bool(_VISIBLE.fullmatch(authority)) and any(
+        name == b"content-type" and _CALL.fullmatch(value) for name, value in regular
+    )
 
 
 def _authority(pseudo: dict[bytes, bytes], regular: Fields) -> bytes:

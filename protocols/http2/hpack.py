@@ -8,10 +8,11 @@ from typing import final
 
 from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKDecodingError
-from hpack.huffman_table import decode_huffman
+from hpack.hpack import decode_integer
 from hpack.table import HeaderTable
 
 from protocols.events import Head
+from protocols.huffman import decode_huffman
 
 REMEMBERED_BYTES = 8192
 """The most bytes of cached blocks on one connection. Each counts with its own bytes and those of its list (RFC 9113 section
@@ -81,6 +82,18 @@ class RememberingDecoder(Decoder):
             return list(block.headers)
         self._forget()
         return list(super().decode(data, raw))
+
+    def _decode_literal(self, data: bytes | memoryview, should_index: bool) -> tuple[HeaderTuple, int]:
+        """The field at the beginning of the data and its length, as hpack's own has them, which decodes Huffman's code more
+        slowly: a peer chooses the blocks that are left to hpack."""
+        data = bytes(data)
+        never = not should_index and bool(data[0] & _NEVER)
+        index, at = decode_integer(data, 6 if should_index else 4)
+        name, at = (self.header_table.get_by_index(index)[0], at) if index else _whole_string(data, at)
+        value, at = _whole_string(data, at)
+        if should_index:
+            self.header_table.add(name, value)
+        return NeverIndexedHeaderTuple(name, value) if never else HeaderTuple(name, value), at
 
     def _learn(self, data: bytes) -> Block | None:
         table = self.header_table
@@ -174,6 +187,15 @@ def _string(data: bytes, at: int, never: bool) -> tuple[bytes, int]:
     if first & _HUFFMAN:
         text = decode_huffman(text) if never or length > _SHORT else _decode_short(text)
     return text, at
+
+
+def _whole_string(data: bytes, at: int) -> tuple[bytes, int]:
+    """Like `_string`, for integers of any length that hpack reads. HPACKDecodingError."""
+    length, used = decode_integer(data[at:], 7)
+    start, end = at + used, at + used + length
+    if end > len(data):
+        raise HPACKDecodingError("Truncated header block")
+    return decode_huffman(data[start:end]) if data[at] & _HUFFMAN else data[start:end], end
 
 
 @final

@@ -45,8 +45,9 @@ class LibraryDecoder(Decoder):
         """Decodes a block and returns the fields that h2 may see."""
         try:
             fields = list(super().decode(data, raw))
-        except OversizedHeaderListError:
-            raise
+        except OversizedHeaderListError as error:
+            limit = self.max_header_list_size
+            raise OversizedHeaderListError(f"the list has more than {limit} bytes, twice limits.head") from error
         except (HPACKError, IndexError, TypeError, UnicodeDecodeError) as error:
             raise CompressionError(f"Error decoding header block: {error}") from error
         self.fields = fields

@@ -41,7 +41,7 @@ _LENGTHS = [bytes((n,)) for n in range(0x7F)]
 _visible = re.compile(rb"[!-~]+").fullmatch
 _PARTICULAR = frozenset((b"te", b"content-length"))
 """Fields whose values are restricted."""
-_IDENTIFIERS = frozenset((b"x-request-id", b"x-amzn-requestid"))
+_IDENTIFIERS = frozenset((b"x-request-id", b"x-client-request-id", b"x-amzn-requestid"))
 """Fields with a new value in each response: caching them would only push out others."""
 _NOT_REMEMBERED = SENSITIVE | _IDENTIFIERS
 

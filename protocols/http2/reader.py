@@ -7,6 +7,7 @@ frames are one event.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NoReturn
 
 from h2.events import (
@@ -57,6 +58,7 @@ from protocols.http2.frames import (
     HTTP2Frame,
     Kind,
     copy_payloads,
+    goaway,
     rst_stream,
     window_update,
 )
@@ -79,6 +81,9 @@ if TYPE_CHECKING:
     from protocols.http2.payload import PayloadPath
 
 _head_at = FRAME_HEAD.unpack_from
+
+_BARE_GOAWAY = HEAD + 8  # bytes of one without debug data
+_OBJECT = re.compile(r"( from)? <[^<>]* at 0x[0-9a-f]+>")  # hpack's errors show one, whose address is not for a peer
 
 QUIET_FRAMES = 16
 """The most frames without an event that one call reads: at most a millisecond or two, even for the most expensive ones."""
@@ -299,9 +304,12 @@ class FrameReader(StreamTable):
             self._obey(error)
 
     def _obey(self, error: LibraryError) -> NoReturn:
-        """Ends the machine, because h2 has ended the connection."""
-        self._drain()
-        self._die(RemoteProtocolError(str(error)[:200] or "protocol error", wire_code=int(error.error_code)))
+        """Ends the machine, because h2 has ended the connection. Its GOAWAY, which comes last and gives no reason, goes out
+        with one."""
+        said, code = _OBJECT.sub("", str(error))[:200] or "protocol error", int(error.error_code)
+        frames = self._h2.data_to_send()
+        self._control.put(frames[:-_BARE_GOAWAY] + goaway(code, int.from_bytes(frames[-8:-4]), said.encode()))
+        self._die(RemoteProtocolError(said, wire_code=code))
 
     def _give_library(self, frame: HTTP2Frame) -> None:
         events = self._ask_library(frame.head + frame.payload)
@@ -517,7 +525,7 @@ class FrameReader(StreamTable):
             self._lose_above(last)
 
     def _fail(self, error: RemoteProtocolError) -> NoReturn:
-        self._h2.close_connection(error.wire_code or Code.PROTOCOL_ERROR)
+        self._h2.close_connection(error.wire_code or Code.PROTOCOL_ERROR, str(error).encode())
         self._drain()
         self._die(error)
 

@@ -9,10 +9,20 @@ from protocols.lmi.dynamic_batch import (
 )
 from protocols.lmi.errors import ErrorType, LMIError, Stage, error_body, generation_error_body, tgi_error_body
 from protocols.lmi.parameters import Parameters, SamplingRule, Table, check_one_sequence, read_parameters
-from protocols.lmi.request import Formatter, TextRequest, is_chat, is_text, parse_document, parse_request, read_document
+from protocols.lmi.request import (
+    MEMBERS,
+    Formatter,
+    TextRequest,
+    is_chat,
+    is_text,
+    parse_document,
+    parse_request,
+    read_document,
+)
 from protocols.lmi.response import TextEncoder, parse_stream_line, response_headers
 
 __all__ = [
+    "MEMBERS",
     "DynamicEncoder",
     "DynamicRequest",
     "ErrorType",

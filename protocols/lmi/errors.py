@@ -6,7 +6,7 @@ import re
 from json.encoder import encode_basestring
 from typing import Final, Literal, TypeAlias, final
 
-from protocols.jsonlines import unbroken
+from protocols.json.lines import unbroken
 
 Stage: TypeAlias = Literal["payload", "parameters", "generation"]
 

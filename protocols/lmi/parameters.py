@@ -55,7 +55,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of all tables with vLLM's defaults. `extra` holds all other parameters, unchecked.
 
     `do_sample` is the result of rule and table: false is greedy. `seed` None means that the model chooses one. `top_k` 0 is
-    off; -1, which some backends write, is read as 0. `best_of` is never less than `n`.
+    off; -1, which some backends write, is read as 0. `best_of` is never less than `n`. `limited` is
+    for those who know the request: False if it names no `max_new_tokens`.
     """
 
     do_sample: bool = False
@@ -70,6 +71,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = _EMPTY
     max_new_tokens: int = 30
+    limited: bool = True
     min_length: int = 0
     ignore_eos_token: bool = False
     stop_sequences: tuple[str, ...] = ()
@@ -95,11 +97,15 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_parameters(
-    given: Mapping[str, Any], *, table: Table = Table.VLLM, rule: SamplingRule = SamplingRule.V0_31
+    given: Mapping[str, Any],
+    *,
+    table: Table = Table.VLLM,
+    rule: SamplingRule = SamplingRule.V0_31,
+    may_be_0: bool = False,
 ) -> tuple[Parameters, Mapping[str, str]]:
     """Reads the `parameters` of a request. Also returns those that the request itself gives: canonical names (`stop` counts
     as stop_sequences), each with the name it has in the request. Null parameters count as absent; they and unknown ones are
-    not in it.
+    not in it. `may_be_0`: `max_new_tokens` may be 0, which takes the prompt in and generates nothing.
 
     `stream` and `output_formatter` are about the form of the answer: their types are checked, and they are ignored. LMIError
     of stage "parameters" names the first parameter that is out of range or contradicts another.
@@ -118,6 +124,8 @@ def read_parameters(
         if (read := readers.get(field)) is None:
             extra[name] = value
             continue
+        if may_be_0 and field == "max_new_tokens":
+            read = _or_none
         taken = read(f"parameters.{name}", value)
         if field in values and values[field] != taken:
             refuse(f"parameters.{name}", f"what parameters.{names[field]} says, or one of the two alone", value)
@@ -139,10 +147,11 @@ def check_one_sequence(parameters: Parameters, given: Collection[str], where: st
 
 def refuse(name: str, expected: str, value: object, *, stage: Stage = "parameters") -> NoReturn:
     """Raises LMIError with the standard text: what was expected of `name`, and the value, shortened."""
-    raise LMIError(f"{name}: expected {expected}, got {_shown(value)}", stage=stage)
+    raise LMIError(f"{name}: expected {expected}, got {shown(value)}", stage=stage)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as the text of an error has it, shortened."""
     match value:
         case None:
             return "nothing"
@@ -281,6 +290,7 @@ def _logit_bias(name: str, value: object) -> dict[int, float]:
     return biases
 
 
+_or_none = _integer(0, _INT32)
 _share = _real("a number >= 0 and <= 1", lambda v: 0 <= v <= 1)
 _mass = _real("a number > 0 and <= 1", lambda v: 0 < v <= 1)
 _penalty = _real("a number from -2 to 2", lambda v: -2 <= v <= 2)

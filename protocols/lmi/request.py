@@ -9,14 +9,18 @@ from typing import Any, Final, final
 
 import msgspec
 
-from protocols import strict_json
 from protocols.events import Buffer
+from protocols.json import strict
 from protocols.lmi.errors import LMIError
 from protocols.lmi.parameters import Parameters, SamplingRule, Table, boolean, check_one_sequence, read_parameters, refuse
 
 MiB = 1024 * 1024
 TEXT_JSON: Final = 16 * MiB
 """The default limit of a request's body, in bytes."""
+
+
+MEMBERS: Final = frozenset(("inputs", "parameters", "stream", "messages"))
+"""The members of a request that are read, beside those of `parameters`."""
 
 
 class Formatter(enum.Enum):
@@ -45,6 +49,15 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     tgi: bool = False
     given: Mapping[str, str] = MappingProxyType({})
 
+    @property
+    def shows_prompt(self) -> str:
+        """The parameter by which the answer has the prompt's tokens, which it has only in its details; empty if it has
+        none."""
+        asked = self.parameters
+        if not (asked.details or max(asked.n, asked.best_of, asked.num_beams) > 1) or not asked.decoder_input_details:
+            return ""
+        return "decoder_input_details" if "decoder_input_details" in self.given else "prompt_logprobs"
+
 
 def parse_request(
     body: Buffer,
@@ -56,8 +69,8 @@ def parse_request(
     rule: SamplingRule = SamplingRule.V0_31,
     json_limit: int = TEXT_JSON,
     depth: int = 64,
-    containers: int = strict_json.CONTAINERS,
-    values: int = strict_json.VALUES,
+    containers: int = strict.CONTAINERS,
+    values: int = strict.VALUES,
 ) -> TextRequest:
     """Reads a body with `read_document` and `parse_document`, for a route without chat: a chat request is refused."""
     document = read_document(body, content_type, json_limit=json_limit, depth=depth, containers=containers, values=values)
@@ -72,8 +85,8 @@ def read_document(
     *,
     json_limit: int = TEXT_JSON,
     depth: int = 64,
-    containers: int = strict_json.CONTAINERS,
-    values: int = strict_json.VALUES,
+    containers: int = strict.CONTAINERS,
+    values: int = strict.VALUES,
 ) -> dict[str, Any]:
     """The object in the body of an invocation. LMIError of stage "payload" if there is none.
 
@@ -91,8 +104,8 @@ def read_document(
         except UnicodeDecodeError as error:
             raise LMIError(f"body: expected UTF-8, the byte at {error.start} is not", stage="payload") from None
     try:
-        document = strict_json.loads(body, depth=depth, containers=containers, values=values)
-    except strict_json.JSONError as error:
+        document = strict.loads(body, depth=depth, containers=containers, values=values)
+    except strict.JSONError as error:
         media_type = _media_type(content_type)
         known = media_type in ("", "application/json")
         hint = "" if known else f" (Content-Type {media_type[:80]!r}: send application/json or text/plain)"

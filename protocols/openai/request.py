@@ -71,16 +71,19 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the most probable tokens of each step are reported. 0: only the chosen one. None: none."""
     n: int = 1
 
+    @property
+    def shows_prompt(self) -> bool:
+        """True if the log-probabilities begin with those of the prompt's tokens."""
+        return self.echo and self.logprobs is not None
 
-def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 256) -> ChatRequest:
+
+def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 0) -> ChatRequest:
     """Reads the document of a request for a chat completion. OpenAIError, of status 400, if it cannot be served.
 
-    `max_tokens` is the default if the request has neither `max_completion_tokens` nor `max_tokens`. A null member counts as
-    absent. Features that would change the answer and are not offered (tools, images, JSON by schema ...) are refused by
-    name. Unknown members reach the model unchanged, in `parameters.extra`.
+    `max_tokens` is the default if the request has neither `max_completion_tokens` nor `max_tokens`; 0: no limit. A null
+    member counts as absent. All members that are not read here are in `parameters.extra`: `protocols.text_members` tells
+    which of them may go on to the model. Messages of anything but text are refused by name.
     """
-    _refuse_features(document, _CHAT_FEATURES)
-    _check_accepted(document)
     messages = _messages(document.get("messages"))
     streamed = _stream(document)
     logprobs = _get(document, "logprobs", _boolean, False)
@@ -105,20 +108,23 @@ def parse_completion(
 ) -> CompletionRequest:
     """Reads the document of a request for completions. OpenAIError, of status 400, if it cannot be served.
 
-    `max_tokens` is the default if the request gives none; OpenAI's own is 16. With `echo` and `logprobs` the model is asked
-    for the prompt's tokens. Null and unknown members are treated as in `parse_chat`.
+    `max_tokens` is the default if the request gives none, 0: no limit; OpenAI's own is 16. The request's may be 0: the
+    prompt alone is taken in. With `echo` and `logprobs` the model is asked for the prompt's tokens, each with as many
+    alternatives. `logprobs` true is 1. Null and unknown members are treated as in `parse_chat`.
     """
-    _refuse_features(document, _COMPLETION_FEATURES)
-    _check_accepted(document)
+    if isinstance(asked := document.get("logprobs"), bool):
+        document = {**document, "logprobs": 1 if asked else None}
     prompts = _prompts(document.get("prompt"))
     streamed = _stream(document)
     echo = _get(document, "echo", _boolean, False)
-    parameters, given = _parameters(document, _COMPLETION, max_tokens)
+    parameters, given = _parameters(document, _COMPLETION, max_tokens, may_be_0=True)
     _check_choices(len(prompts), parameters, streamed["stream"], max_choices)
     logprobs = None if document.get("logprobs") is None else parameters.top_n_tokens
-    if echo and logprobs is not None:
-        parameters = msgspec.structs.replace(parameters, decoder_input_details=True)
+    if echo and logprobs is not None:  # `shows_prompt`
+        parameters = msgspec.structs.replace(parameters, decoder_input_details=True, prompt_logprobs=logprobs)
         given["decoder_input_details"] = "echo"
+        if logprobs:
+            given["prompt_logprobs"] = "echo"
     parameters = msgspec.structs.replace(parameters, extra=_extra(document, _COMPLETION_KNOWN))
     return CompletionRequest(
         prompts=prompts,
@@ -253,47 +259,6 @@ def _check_choices(prompts: int, parameters: Parameters, stream: bool, max_choic
         raise _error("best_of", f"best_of: expected n ({n}) in a stream, which cannot wait for the best, got {best_of}")
 
 
-# --- features that are not offered
-
-_AS_IF_ABSENT: Mapping[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"], []),
-    "audio": (),
-    "web_search_options": (),
-    "moderation": (),
-    "suffix": ("",),
-}
-_CHAT_FEATURES = tuple(name for name in _AS_IF_ABSENT if name != "suffix")
-_COMPLETION_FEATURES = ("suffix", "response_format")
-
-
-def _refuse_features(document: Mapping[str, Any], features: tuple[str, ...]) -> None:
-    for name in features:
-        value = document.get(name)
-        if value is not None and value not in _AS_IF_ABSENT[name]:
-            raise _error(name, f"{name}: not offered, the models here read and write text alone")
-
-
-# Members of OpenAI's that do not concern the generated text, or are hints: accepted, and not passed to the model.
-_ACCEPTED: Mapping[str, Callable[[str, object], object]] = {
-    **dict.fromkeys(("parallel_tool_calls", "store"), _boolean),
-    **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), _object),
-    **dict.fromkeys(
-        ("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "user",
-         "verbosity"), _string),
-}  # fmt: skip
-
-
-def _check_accepted(document: Mapping[str, Any]) -> None:
-    """Refuses a hint of the wrong type, because its sender expects it to have an effect."""
-    for name in sorted(document.keys() & _ACCEPTED.keys()):
-        _get(document, name, _ACCEPTED[name], None)
-
-
 def _extra(document: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in known and value is not None}
 
@@ -326,20 +291,23 @@ _COMMON: Mapping[str, str] = {
 _CHAT: Mapping[str, str] = {"max_completion_tokens": "max_new_tokens", **_COMMON, "top_logprobs": "top_n_tokens"}
 _COMPLETION: Mapping[str, str] = {**_COMMON, "best_of": "best_of", "logprobs": "top_n_tokens"}
 
-_SHARED = {"model", "stream", "stream_options", *_ACCEPTED}
-_CHAT_KNOWN = _SHARED.union({"messages", "logprobs"}, _CHAT, _CHAT_FEATURES)
-_COMPLETION_KNOWN = _SHARED.union({"prompt", "echo"}, _COMPLETION, _COMPLETION_FEATURES)
+_SHARED = {"model", "stream", "stream_options"}
+_CHAT_KNOWN = _SHARED.union({"messages", "logprobs"}, _CHAT)
+_COMPLETION_KNOWN = _SHARED.union({"prompt", "echo"}, _COMPLETION)
 
 # The defaults that differ from LMI's: one choice whatever best_of is, and a text without its stop sequence.
+_NO_LIMIT = 2**31 - 1
 _DEFAULTS: Mapping[str, Any] = {"n": 1, "include_stop_str_in_output": False}
 _NEUTRAL: Mapping[str, Any] = {**msgspec.structs.asdict(Parameters()), **_DEFAULTS}
 
 
-def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_tokens: int) -> tuple[Parameters, dict[str, str]]:
+def _parameters(
+    document: Mapping[str, Any], table: Mapping[str, str], max_tokens: int, *, may_be_0: bool = False
+) -> tuple[Parameters, dict[str, str]]:
     """The parameters, and those of them that the request changes from their defaults. Clients also send neutral values: a
-    model that knows no penalty need not refuse one of 0."""
+    model that knows no penalty need not refuse one of 0. `may_be_0`: the request may ask for no token."""
     names: dict[str, str] = {}
-    values: dict[str, Any] = {**_DEFAULTS, "max_new_tokens": max_tokens}
+    values: dict[str, Any] = {**_DEFAULTS, "max_new_tokens": max_tokens or _NO_LIMIT}
     for name, field in table.items():
         value = document.get(name)
         if value is None:
@@ -351,7 +319,7 @@ def _parameters(document: Mapping[str, Any], table: Mapping[str, str], max_token
     _check_range(values, "top_p", 1)
     # OpenAI's range of top_p includes 0: the nucleus without mass is the most probable token.
     greedy = values.get("top_p") == 0
-    parameters = _read({**values, "do_sample": not greedy, **({"top_p": 1} if greedy else {})}, names)
+    parameters = _read({**values, "do_sample": not greedy, **({"top_p": 1} if greedy else {})}, names, may_be_0)
     given = {
         field: name
         for field, name in names.items()
@@ -367,10 +335,10 @@ def _check_range(values: Mapping[str, Any], name: str, high: int) -> None:
         _refuse(name, f"a number from 0 to {high}", value)
 
 
-def _read(values: Mapping[str, Any], names: Mapping[str, str]) -> Parameters:
+def _read(values: Mapping[str, Any], names: Mapping[str, str], may_be_0: bool) -> Parameters:
     """Reads the values with LMI's reader, whose ranges hold here too. Its errors name the members of this document."""
     try:
-        return read_parameters(values)[0]
+        return read_parameters(values, may_be_0=may_be_0)[0]
     except LMIError as error:
         message = re.sub(r"parameters\.(\w+)", lambda match: names.get(match[1], match[1]), error.message)
         raise OpenAIError(message, param=re.split(r"[.:]", message, maxsplit=1)[0]) from None

@@ -8,6 +8,7 @@ import enum
 import json
 import math
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias, final
 
@@ -16,10 +17,11 @@ from msgspec.json import encode
 
 from protocols.errors import LocalProtocolError
 from protocols.events import Buffer
-from protocols.jsonlines import unbroken
+from protocols.json.lines import unbroken
 from protocols.lmi.errors import error_body, json_string
 from protocols.openai.errors import OpenAIError
 from protocols.openai.request import ChatRequest, CompletionRequest
+from protocols.sse import CONTENT_TYPE
 
 MiB = 1024 * 1024
 
@@ -27,7 +29,7 @@ _DONE = b"data: [DONE]\n\n"
 _NULL = b"null"
 _EMPTY = b'""'
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNLIKELY = -9999.0  # the API's value for every log-probability below it: JSON has no infinity
+_UNLIKELY = -9999.0  # the API's value for every log-probability below it, as JSON has no infinity; of a chat also if unknown
 _REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
 
 _Columns: TypeAlias = Sequence[bytes]
@@ -36,6 +38,9 @@ _Columns: TypeAlias = Sequence[bytes]
 
 class Top(Protocol):
     """One of the most probable tokens of a step."""
+
+    @property
+    def id(self) -> int: ...
 
     @property
     def text(self) -> str: ...
@@ -73,31 +78,60 @@ class _Notation(msgspec.Struct, frozen=True):
         return unbroken(json.dumps(value, ensure_ascii=False).encode() if self.spaced else encode(value))
 
 
+class _Text:
+    """A text that grows by the bytes of its tokens."""
+
+    __slots__ = ("columns", "length", "unfinished")
+
+    def __init__(self, columns: int) -> None:
+        self.length = 0  # characters of the tokens' text
+        self.unfinished = b""  # the first bytes of its next character
+        self.columns = [bytearray() for _ in range(columns)]
+
+    def advance(self, data: bytes) -> None:
+        """Counts the characters that these bytes finish."""
+        data = self.unfinished + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self.unfinished = data[used:]
+        self.length += len(text)
+
+
 @final
-class _Choice:
+class _Echo(_Text):
+    """The report of a prompt that is echoed."""
+
+    __slots__ = ("_ready", "offsets")
+
+    def __init__(self, columns: int) -> None:
+        super().__init__(columns)
+        self.offsets = array("Q")  # those of its tokens, in their own text
+        self._ready = False
+
+    def told(self, prompt: str, truncated: bool) -> Sequence[bytearray]:
+        """The report, once all tokens have come. Those of a truncated prompt are its last ones."""
+        if not self._ready:
+            before = max(0, len(prompt) - self.length) if truncated else 0
+            self.columns[0] += b",".join([b"%d" % (before + offset) for offset in self.offsets])
+            self.offsets, self._ready = array("Q"), True
+        return self.columns
+
+
+@final
+class _Choice(_Text):
     """The state of one of the texts of an answer."""
 
-    __slots__ = ("begun", "columns", "in_bytes", "index", "lead", "length", "reason", "role", "text", "tokens", "unfinished")
+    __slots__ = ("begun", "in_bytes", "index", "lead", "reason", "role", "text", "tokens")
 
     def __init__(self, index: int, columns: int) -> None:
+        super().__init__(columns)
         self.index = index
         self.begun = False
         self.lead = b""  # the bytes before the text, in a chunk with nothing but text
         self.role = b""  # the members beside the text in the next chunk
         self.reason = ""
         self.tokens = 0
-        self.length = 0  # characters of the tokens' text
-        self.unfinished = b""  # the first bytes of its next character
         self.in_bytes = False  # True if a token of it came with its own bytes
         self.text = bytearray()  # escaped, so that nothing is left to encode at the end
-        self.columns = [bytearray() for _ in range(columns)]
-
-    def advance(self, data: bytes) -> int:
-        """The number of characters that these bytes finish."""
-        data = self.unfinished + data
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self.unfinished = data[used:]
-        return len(text)
 
 
 class _Encoder(abc.ABC):
@@ -108,6 +142,8 @@ class _Encoder(abc.ABC):
     """
 
     _log_prob_arrays: tuple[bytes, ...]
+    _reports_ends: bool
+    """True if the log-probabilities also have the special tokens that have no text."""
     _said: bytes
     _around: tuple[bytes, bytes, bytes, bytes, bytes]
     _closing: tuple[bytes, ...]
@@ -163,11 +199,24 @@ class _Encoder(abc.ABC):
     def content_type(self) -> str:
         if not self.streaming:
             return "application/json"
-        return "application/jsonlines" if self._lmi else "text/event-stream"
+        return "application/jsonlines" if self._lmi else CONTENT_TYPE
 
-    def prefill(self, id: int, text: str, log_prob: float | None, prompt: int = 0) -> None:
-        """Takes a token of a prompt, in order, before the first generated one. OpenAIError above `max_text`."""
+    def prefill(
+        self,
+        id: int,
+        text: str,
+        log_prob: float | None,
+        prompt: int = 0,
+        top: Sequence[Top] = (),
+        data: bytes = b"",
+    ) -> None:
+        """Takes a token of a prompt, in order, before the first generated one; `top` and `data` are as those of `token`.
+        OpenAIError above `max_text`."""
         self._prefilled += 1
+
+    def lead(self, sequence: int) -> int:
+        """About the bytes that a choice's first chunk has before those of its own token."""
+        return 0
 
     def token(
         self,
@@ -180,8 +229,8 @@ class _Encoder(abc.ABC):
         sequence: int = 0,
         data: bytes | None = None,
     ) -> bytes:
-        """Takes one generated token. Returns its chunk, or nothing for a document. A special token without text is counted
-        but not reported; a token with neither text nor report has no chunk.
+        """Takes one generated token. Returns its chunk, or nothing for a document. A special token without text is counted,
+        and reported by completions alone; a token with neither text nor report has no chunk.
 
         `finish` ("length", "eos_token", "stop_sequence") marks the last token of its choice, `sequence`, and gives the
         reason. `top` has the most probable tokens of its step, the best first. `data` are the token's own bytes, if they are
@@ -196,7 +245,7 @@ class _Encoder(abc.ABC):
         started = b"" if choice.begun else self._begin(choice)
         columns: _Columns = ()
         choice.in_bytes = choice.in_bytes or bool(data)
-        if self._log_probs and (text or not special):
+        if self._log_probs and (text or not special or self._reports_ends):
             if data is not None:
                 own, shown = data, data.decode(errors="replace")
             # its text is that of earlier tokens, which came with their own bytes and have reported them
@@ -204,9 +253,9 @@ class _Encoder(abc.ABC):
                 own, shown = b"", ""
             else:
                 own, shown = _clean(text).encode(), text
-            if own or not special:
-                columns = self._report(shown, own, log_prob, top, choice.length)
-                choice.length += choice.advance(own)
+            if own or not special or self._reports_ends:
+                columns = self._report(id, shown, own, log_prob, top, choice.length)
+                choice.advance(own)
         if not self.streaming:
             self._keep(choice, quoted[1:-1], columns)
         choice.tokens += 1
@@ -242,7 +291,8 @@ class _Encoder(abc.ABC):
         """Ends a stream. Returns the reasons of choices that are not finished yet ("length" after `max_new_tokens` tokens,
         else the end of the sequence), the usage if requested, and `[DONE]`. Nothing if the stream has ended.
 
-        The first choice of each prompt is always there. Others are missing if a model makes fewer than requested.
+        The first choice of each prompt is always there. Others are missing if a model makes fewer than requested, unless no
+        token was requested.
         """
         if not self.streaming:
             raise LocalProtocolError("an answer that is no stream ends by its document")
@@ -293,7 +343,7 @@ class _Encoder(abc.ABC):
         """Begins a choice. Returns the chunk before that of its first token, if it has one."""
 
     @abc.abstractmethod
-    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+    def _report(self, id: int, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
         """The log-probabilities of a token. `offset` is its position in the text, in characters. `data` are its bytes, if
         they are not those of `text`."""
 
@@ -346,7 +396,7 @@ class _Encoder(abc.ABC):
             [
                 self.finish("length" if choice.tokens == limit else "eos_token", choice.index)
                 for choice in self._choices
-                if choice.begun or choice.index % n == 0
+                if choice.begun or choice.index % n == 0 or not limit
             ]
         )
 
@@ -399,6 +449,7 @@ class ChatEncoder(_Encoder):
     """
 
     _log_prob_arrays = (b"content",)
+    _reports_ends = False
     _closing = ()
 
     def __init__(
@@ -447,8 +498,8 @@ class ChatEncoder(_Encoder):
             return b""
         return b"".join(self._pieces(choice, (b'"role":"assistant","content":""',), ()))
 
-    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
-        most = [_token(other.text, other.data, other.log_prob) for other in top[: self._top]]
+    def _report(self, id: int, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+        most = [_token(_shown(other), other.data, other.log_prob) for other in top[: self._top]]
         return (self._notation.dump({**_token(text, data, log_prob), "top_logprobs": most}),)
 
 
@@ -459,9 +510,13 @@ class CompletionEncoder(_Encoder):
 
     With `echo` each choice begins with its prompt, in a separate chunk. With `logprobs` too, it reports the prompt's tokens
     from `prefill`; they are bounded by `max_text` together with the data that a document keeps.
+
+    The log-probabilities have one item for each token, special ones included: lm_eval leaves out the last one, which is the
+    generated token, whatever it is.
     """
 
     _log_prob_arrays = (b"text_offset", b"token_logprobs", b"tokens", b"top_logprobs")
+    _reports_ends = True
     _said = b'"text":'
     _closing = (b'"text":""',)
 
@@ -488,38 +543,63 @@ class CompletionEncoder(_Encoder):
         self._prompts = request.prompts if request.echo else ()
         self._n = request.n
         self._top = request.logprobs or 0
-        arrays = range(len(self._log_prob_arrays))
-        self._prompt_columns = [[bytearray() for _ in arrays] for _ in self._prompts if self._log_probs]
-        self._prompt_lengths = [0] * len(self._prompt_columns)
+        self._truncated = request.parameters.truncate is not None
+        self._echoes = [_Echo(len(self._log_prob_arrays)) for _ in self._prompts if self._log_probs]
         self._surround(b'{"index":', b",", b',"logprobs":', b',"finish_reason":', b"}")
 
-    def prefill(self, id: int, text: str, log_prob: float | None, prompt: int = 0) -> None:
-        if self._prompt_columns:
-            columns = self._report(text, b"", log_prob, (), self._prompt_lengths[prompt])
-            self._hold(sum(map(len, columns)) + len(columns))
-            self._append(self._prompt_columns[prompt], columns)
-            self._prompt_lengths[prompt] += len(text)
-        super().prefill(id, text, log_prob, prompt)
+    def prefill(
+        self,
+        id: int,
+        text: str,
+        log_prob: float | None,
+        prompt: int = 0,
+        top: Sequence[Top] = (),
+        data: bytes = b"",
+    ) -> None:
+        if self._echoes:
+            echo = self._echoes[prompt]
+            shown, own = (data.decode(errors="replace"), data) if data else (text, _clean(text).encode())
+            offset, *columns = self._report(id, shown, own, log_prob, top, echo.length)
+            self._hold(len(offset) + sum(map(len, columns)) + 1 + len(columns))
+            echo.offsets.append(echo.length)
+            self._append(echo.columns[1:], columns)
+            echo.advance(own)
+        super().prefill(id, text, log_prob, prompt, top, data)
+
+    def lead(self, sequence: int) -> int:
+        if not self._prompts or (choice := self._choice(sequence)).begun:
+            return 0
+        number = choice.index // self._n
+        columns = self._echoes[number].columns if self._echoes else ()
+        return len(self._prompts[number]) + sum(map(len, columns))
 
     def _begin(self, choice: _Choice) -> bytes:
         out = b""
         if self._prompts:
             number = choice.index // self._n
-            prompt = json_string(self._prompts[number])
-            columns = self._prompt_columns[number] if self._log_probs else ()
+            text = self._prompts[number]
+            prompt = json_string(text)
+            columns = self._echoes[number].told(text, self._truncated) if self._log_probs else ()
             if self.streaming:
                 out = b"".join(self._pieces(choice, (self._said, prompt), columns))
             else:
                 self._keep(choice, prompt[1:-1], [bytes(column) for column in columns])
-            choice.length = len(self._prompts[number])
+            choice.length = len(text)
         choice.begun = True
         return out
 
-    def _report(self, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
+    def _report(self, id: int, text: str, data: bytes, log_prob: float | None, top: Sequence[Top], offset: int) -> _Columns:
         number, token = _number(log_prob), _clean(text)
         most: dict[str, float | None] = {}
+        ids: dict[str, int] = {}
         for other in top[: self._top]:
-            most.setdefault(_clean(other.text), _number(other.log_prob))
+            name, value = _clean(_shown(other)), _number(other.log_prob)
+            if name == token and (other.id == id or value == number):
+                most[token] = number  # the chosen one
+            elif name != token and ids.setdefault(name, other.id) == other.id:
+                most.setdefault(name, value)
+            else:  # another token with the same text, under the name that vLLM can give it
+                most.setdefault(f"token_id:{other.id}", value)
         # "The API will always return the logprob of the sampled token"; the first of a prompt has none.
         most.setdefault(token, number)
         tops = unbroken(encode(most)) if top or number is not None else _NULL
@@ -527,9 +607,17 @@ class CompletionEncoder(_Encoder):
 
 
 def _token(text: str, data: bytes, log_prob: float | None) -> dict[str, object]:
-    """The report of a token. `bytes` is null if the token has no text and its bytes are unknown."""
-    token = _clean(text)
-    return {"token": token, "logprob": _number(log_prob), "bytes": list(data or token.encode()) or None}
+    """The report of a token. `bytes` is null if the token has no text and its bytes are unknown. The value of an unknown
+    log-probability is a number, which the API's schema requires ("-9999.0 is used to signify that the token is very
+    unlikely")."""
+    token, number = _clean(text), _number(log_prob)
+    number = _UNLIKELY if number is None else number
+    return {"token": token, "logprob": number, "bytes": list(data or token.encode()) or None}
+
+
+def _shown(other: Top) -> str:
+    """The text of an alternative: that of its own bytes if it has them, as of a chosen token."""
+    return other.data.decode(errors="replace") if other.data else other.text
 
 
 def _number(log_prob: float | None) -> float | None:
@@ -543,15 +631,22 @@ def _clean(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text)
 
 
-def model_body(name: str, *, created: int, owned_by: str = "everywire") -> bytes:
-    """The body of `GET /v1/models/{model}`. `created` is in seconds since 1970."""
-    return encode(_model(name, created, owned_by))
+def model_body(name: str, *, created: int, owned_by: str = "everywire", context: int = 0) -> bytes:
+    """The body of `GET /v1/models/{model}`. `created` is in seconds since 1970. `context`: as in `models_body`."""
+    return encode(_model(name, created, owned_by, context))
 
 
-def models_body(models: Iterable[tuple[str, int]], *, owned_by: str = "everywire") -> bytes:
-    """The body of `GET /v1/models`, for names and their creation times."""
-    return encode({"object": "list", "data": [_model(name, created, owned_by) for name, created in models]})
+def models_body(
+    models: Iterable[tuple[str, int]], *, owned_by: str = "everywire", contexts: Mapping[str, int] | None = None
+) -> bytes:
+    """The body of `GET /v1/models`, for names and their creation times. `contexts` has the most tokens of prompt and answer
+    together by name: vLLM's `max_model_len`, which a model whose number is unknown (0) does not have."""
+    told = {} if contexts is None else contexts
+    return encode(
+        {"object": "list", "data": [_model(name, created, owned_by, told.get(name, 0)) for name, created in models]}
+    )
 
 
-def _model(name: str, created: int, owned_by: str) -> dict[str, object]:
-    return {"id": _clean(name), "object": "model", "created": created, "owned_by": owned_by}
+def _model(name: str, created: int, owned_by: str, context: int) -> dict[str, object]:
+    model: dict[str, object] = {"id": _clean(name), "object": "model", "created": created, "owned_by": owned_by}
+    return {**model, "max_model_len": context} if context else model

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from protocols.v2.body import IHCL, V2Limits, parse_header_length
+from protocols.v2.body import ANSWER_LIMITS, IHCL, V2Limits, parse_header_length
 from protocols.v2.codec import InferCodec
 from protocols.v2.frames import (
-    EVENTS,
     FRAMES,
     FrameDecoder,
     V2Frame,
@@ -35,7 +34,7 @@ from protocols.v2.tensors import NO_PARAMETERS, BytesData, Parameters, V2Error, 
 from protocols.v2.typed_request import parse_infer
 
 __all__ = [
-    "EVENTS",
+    "ANSWER_LIMITS",
     "EXTENSIONS",
     "FRAMES",
     "IHCL",

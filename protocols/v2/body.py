@@ -11,14 +11,15 @@ from typing import Any, final
 import msgspec
 import numpy as np
 
-from protocols import strict_json
 from protocols.events import Buffer, Headers
-from protocols.json_text import census_of, find
+from protocols.json import strict
+from protocols.json.text import census_of, find
 from protocols.v2.numbers import NumbersAt, apart_from_numbers, read_data
 from protocols.v2.tensors import (
     DATATYPES,
     MAX_DIMS,
     NO_PARAMETERS,
+    NUMPY_DIMS,
     Array,
     BytesData,
     V2Error,
@@ -39,6 +40,7 @@ _MAX_HEADER_LENGTH = 2**31 - 1  # Triton and its clients read it as an int32
 
 # Extensions of Triton that do not exist here. Ignoring one would give an answer to another question.
 UNSUPPORTED = frozenset(("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"))
+_GiB = 1024**3
 
 
 @final
@@ -52,8 +54,8 @@ class V2Limits:
     json: int = 64 * 1024 * 1024
     text: int = 16 * 1024 * 1024
     depth: int = 64
-    containers: int = strict_json.CONTAINERS
-    values: int = strict_json.VALUES
+    containers: int = strict.CONTAINERS
+    values: int = strict.VALUES
     tensors: int = 256
     dims: int = MAX_DIMS
     elements: int = 1_000_000
@@ -81,6 +83,12 @@ class V2Limits:
 
 
 DEFAULT_LIMITS = V2Limits()
+
+ANSWER_LIMITS = V2Limits(
+    json=_GiB, text=_GiB, containers=_GiB, values=_GiB, tensors=_GiB, dims=NUMPY_DIMS, elements=_GiB
+)  # fmt: skip
+"""The default limits of an answer, for its client: what a server's model may send. The bytes of an answer are its reader's
+to bound, while they come."""
 
 
 def parse_header_length(values: Sequence[bytes]) -> int | None:
@@ -118,7 +126,7 @@ def split_body(body: Buffer, header_length: int | None, limits: V2Limits, what: 
     data = body if size == view.nbytes else view[:size]
     try:
         head = _read_head(data, limits, what)
-    except strict_json.JSONError as error:
+    except strict.JSONError as error:
         missing = header_length is None and find(data, b"binary_data_size") >= 0
         hint = "; it seems to have binary data, but Inference-Header-Content-Length is missing" if missing else ""
         raise V2Error(error.message + hint) from None
@@ -134,28 +142,26 @@ def _read_head(data: Buffer, limits: V2Limits, what: str) -> object:
     if len(data) > min(limits.values, 2 * limits.containers):
         census = census_of(data)
         if census.values > limits.values or census.containers > limits.containers:
-            text = bytes(data).removeprefix(strict_json.BOM)
+            text = bytes(data).removeprefix(strict.BOM)
             apart = apart_from_numbers(text, limits.tensors)
-    if apart is None:
-        return strict_json.loads(
-            data,
+    try:
+        head = strict.loads(
+            data if apart is None else apart.beside,
             depth=limits.depth,
             what=what,
             allow_nonfinite=True,
             duplicates=False,
             containers=limits.containers,
             values=limits.values,
+            float_hook=None if apart is None else apart.float_hook,
         )
-    head = strict_json.loads(
-        apart.beside,
-        depth=limits.depth,
-        what=what,
-        allow_nonfinite=True,
-        duplicates=False,
-        containers=limits.containers,
-        values=limits.values,
-        float_hook=apart.float_hook,
-    )
+    except strict.JSONError as error:
+        if apart is None:
+            raise
+        message = strict.moved(error.message, apart.place_of)
+        raise strict.JSONError(strict.moved(message, (len(data) - len(text)).__add__)) from None
+    if apart is None:
+        return head
     entries = head.get("inputs") if type(head) is dict else None
     found = 0
     for entry in entries if type(entries) is list else ():
@@ -163,7 +169,7 @@ def _read_head(data: Buffer, limits: V2Limits, what: str) -> object:
             entry["data"] = NumbersIn(text, place)
             found += 1
     if not apart.asked_for(found):  # some are not the data of an input, so they count
-        raise strict_json.JSONError(f"{what} has more than {limits.values} values (limits.json_values)")
+        raise strict.JSONError(f"{what} has more than {limits.values} values (limits.json_values)")
     return head
 
 

@@ -40,6 +40,7 @@ class InferCodec:
     __slots__ = (
         "_limits",
         "_longest",
+        "_longest_head",
         "_openings",
         "_plans",
         "_prefix",
@@ -52,6 +53,7 @@ class InferCodec:
 
     def __init__(self, signature: ModelSignature, *, version: str = "", limits: V2Limits = DEFAULT_LIMITS) -> None:
         self._signature, self._version, self._limits = signature, version, limits
+        self._longest_head = min(KEPT_BYTES, limits.json)
         self._longest, self._promises = min(LONGEST_TEXT, limits.json), signature.promised is not None
         named = {"model_name": signature.name} | ({"model_version": version} if version else {})
         self._prefix = _encode(named)[:-1] + b","
@@ -78,7 +80,7 @@ class InferCodec:
             if recent is not None and (request := recent.read_text(text)) is not None:
                 return request
             return self._read_text(text)
-        if not 0 < header_length <= KEPT_BYTES or header_length > size or header_length > self._longest:
+        if not 0 < header_length <= self._longest_head or header_length > size:
             return parse_infer(body, header_length, self._signature, self._limits)
         head = bytes(body[:header_length])
         size -= header_length

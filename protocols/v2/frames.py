@@ -9,12 +9,13 @@ from typing import final
 
 import msgspec
 
-from protocols import strict_json
 from protocols.buffers import untouched
 from protocols.errors import RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Signal
-from protocols.json_text import STEP
-from protocols.v2.body import DEFAULT_LIMITS, IHCL, V2Limits
+from protocols.json import strict
+from protocols.json.text import STEP
+from protocols.sse import MEDIA_TYPE
+from protocols.v2.body import ANSWER_LIMITS, DEFAULT_LIMITS, IHCL, V2Limits
 from protocols.v2.numbers import apart_from_numbers
 from protocols.v2.request import WantedOutput, encode_infer_request
 from protocols.v2.response import V2Answer, decode_infer_reply
@@ -26,9 +27,6 @@ FRAMES = "application/vnd.everywire.infer-stream"
 FRAME_HEADER = struct.Struct("<IQ")
 """The beginning of a frame: the length of its JSON (u32) and of the binary data behind it (u64), little-endian."""
 
-EVENTS = "text/event-stream"
-"""The media type of a body that is a sequence of server-sent events."""
-
 _GiB = 1024**3
 _JOINED = 64 * 1024  # bytes of JSON up to which it is copied into one buffer with its lengths
 
@@ -37,7 +35,7 @@ def prefers_frames(accept: Sequence[bytes]) -> bool:
     """True if the values of a request's Accept fields ask for frames at least as much as for server-sent events (RFC 9110
     section 12.5.1). A wildcard does not ask for frames: only a client that names them can read them."""
     weights = media_weights(accept)
-    return 0 < weights.get(FRAMES, 0.0) >= weights.get(EVENTS, 0.0)
+    return 0 < weights.get(FRAMES, 0.0) >= weights.get(MEDIA_TYPE, 0.0)
 
 
 def media_weights(accept: Sequence[bytes]) -> dict[str, float]:
@@ -189,7 +187,7 @@ class _Failure(msgspec.Struct):
 _decode_failure = msgspec.json.Decoder(_Failure).decode
 
 
-def decode_streamed_reply(body: Buffer, header_length: int | None = None, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
+def decode_streamed_reply(body: Buffer, header_length: int | None = None, limits: V2Limits = ANSWER_LIMITS) -> V2Answer:
     """Reads one reply of many, for a client: the data of a server-sent event or a text message as they are, or a frame's
     body with its `header_length`. V2Error if it is not a v2 reply. If the server reports an error, V2Error with its text and
     status 500, because no status is sent."""
@@ -221,10 +219,10 @@ def id_of(text: Buffer, limits: V2Limits = DEFAULT_LIMITS) -> str:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
     try:
-        head = strict_json.loads(
+        head = strict.loads(
             text, depth=limits.depth, allow_nonfinite=True, containers=limits.containers, values=limits.values
         )
-    except strict_json.JSONError:
+    except strict.JSONError:
         return ""
     id = head.get("id") if type(head) is dict else None
     return id if type(id) is str else ""

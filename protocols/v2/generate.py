@@ -10,8 +10,8 @@ from typing import Any, final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from protocols import strict_json
 from protocols.events import Buffer
+from protocols.json import strict
 from protocols.v2.body import DEFAULT_LIMITS, V2Limits, read_string, write_head
 from protocols.v2.metadata import ModelSignature, TensorSpec, full_shape
 from protocols.v2.request import V2Request, check_inputs
@@ -51,7 +51,7 @@ def read_object(
     if size > limits.text:
         raise V2Error(f"the JSON of {what} is at most {limits.text} bytes (limits.text_json), got {size}", status=413)
     try:
-        head = strict_json.loads(
+        head = strict.loads(
             body,
             depth=limits.depth,
             what=what,
@@ -60,7 +60,7 @@ def read_object(
             containers=limits.containers,
             values=limits.values,
         )
-    except strict_json.JSONError as error:
+    except strict.JSONError as error:
         raise V2Error(error.message) from None
     if type(head) is not dict:
         raise V2Error(f"{what} must be a JSON object, got {show(head)}")
@@ -167,8 +167,11 @@ def _completed(name: str, shape: tuple[int, ...], count: int) -> tuple[int, ...]
 
 
 def _datatype_of(values: list[Any], name: str) -> str:
+    apart: list[Any] = []  # beside arrays: not walked again for each of their levels
     while values and type(values[0]) is list:
-        values = list(itertools.chain.from_iterable([v if type(v) is list else [v] for v in values]))
+        apart += [v for v in values if type(v) is not list]
+        values = list(itertools.chain.from_iterable([v for v in values if type(v) is list]))
+    values += apart
     kinds = set(map(type, values))
     if kinds == {str}:
         return "BYTES"

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import orjson
 import simdjson
 
-from protocols.json_text import census_of, find, may_hold_long_number
-from protocols.strict_json import JSONError, loads
+from protocols.json.strict import JSONError, loads, moved
+from protocols.json.text import census_of, find, may_hold_long_number
 from protocols.v2.tensors import DATATYPES, FLOATS, RANGES, Array, V2Error, narrowed, read_values, show, show_shape
 
 FAST_FROM: Final = 2048
@@ -33,6 +33,7 @@ _KINDS: Final[dict[str, _Kind]] = {
 }  # fmt: skip
 
 _MOST_IDLE = 4
+_ELSEWHERE = 100_000  # strings "data" that stand before no numbers: 0.1 s of looking
 _idle: list[simdjson.Parser] = []
 """Parsers that no thread uses, each with some 1 MiB of memory: allocating that costs as much as using it."""
 
@@ -43,6 +44,8 @@ _BLOCK = 2**16  # bytes of a structure that are made together
 
 _MARK = b"0e-00"  # the beginning of a number that replaces data in a text
 _MARKED = b"0e-00%09d"  # its width is fixed, so a digit behind it makes it invalid
+_SPACES = 1000  # white space that is passed over before a mark
+_HOLE = re.compile(rb",(?=[ \t\n\r]{0,1000}+[,\]])|\[(?=[ \t\n\r]{0,1000}+,)")
 _TO_DATA = re.compile(rb"[ \t\n\r]{0,1000}:[ \t\n\r]{0,1000}(?=\[)")
 
 
@@ -83,6 +86,15 @@ class NumbersApart:
             raise ValueError("Number out of range")
         return value
 
+    def place_of(self, byte: int) -> int:
+        """The index in the text of a byte of `beside`."""
+        behind = byte
+        for start, end in self._places:
+            if behind <= start:
+                break
+            behind += end - start - len(_MARKED % 0)
+        return behind
+
     def asked_for(self, places: int) -> bool:
         """True if `places` is the number of all removed data."""
         return places == len(self._places)
@@ -98,9 +110,10 @@ class NumbersAt(msgspec.Struct, frozen=True, gc=False):
 
 def apart_from_numbers(text: bytes, arrays: int, largest: float = math.inf) -> NumbersApart | None:
     """The text with its `data` taken out. None if there are more than `arrays` of them, if the rest has more than `largest`
-    bytes, or if the text already contains a mark."""
+    bytes, if "data" stands elsewhere more than 100,000 times, or if the text already contains a mark."""
     places: list[tuple[int, int]] = []
     pieces, at, size, key = [], 0, 0, find(text, b'"data"')
+    elsewhere = 0
     while key >= 0:
         start = key + len(b'"data"')
         if colon := _TO_DATA.match(text, start):
@@ -114,6 +127,10 @@ def apart_from_numbers(text: bytes, arrays: int, largest: float = math.inf) -> N
                 places.append((start, end))
                 at = start = end
             elif largest < math.inf:
+                return None
+        if at != start:
+            elsewhere += 1
+            if elsewhere > _ELSEWHERE:
                 return None
         key = find(text, b'"data"', start)
     if size + len(text) - at > largest:
@@ -164,6 +181,9 @@ def read_data(text: bytes, place: NumbersAt, datatype: str, shape: tuple[int, ..
         return array
     count = math.prod(shape)
     if text.find(b"[", start + 1, end) < 0:
+        for at in range(start, end, _PIECE):
+            if hole := _HOLE.search(text, at, min(at + _PIECE + _SPACES, end)):
+                raise V2Error(f"tensor {show(name)}: data is not JSON: a comma without a value (byte {hole.start()})")
         there = census_of(memoryview(text)[start:end]).commas + 1
         if count != there:
             raise V2Error(f"tensor {show(name)}: shape {show_shape(shape)} takes {show(count)} values, data has {there}")
@@ -222,7 +242,7 @@ def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...],
             except (ValueError, TypeError, RuntimeError, struct.error):
                 if name is None:
                     raise
-                values = read_values(datatype, _values_of(piece), name, filled)
+                values = read_values(datatype, _values_of(piece, at - 1, name), name, filled)
                 array[filled : filled + values.size] = values
             filled += values.size
             at = stop + 1
@@ -234,11 +254,11 @@ def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...],
     return array.reshape(shape)
 
 
-def _values_of(piece: bytes) -> list[Any]:
+def _values_of(piece: bytes, start: int, name: str) -> list[Any]:
     try:
-        values = loads(piece, depth=1, allow_nonfinite=True)
+        values = loads(piece, depth=1, what=f"tensor {show(name)}: data", allow_nonfinite=True)
     except JSONError as error:
-        raise ValueError(error.message) from None
+        raise V2Error(moved(error.message, start.__add__)) from None
     if not values:
         raise ValueError("a comma too many")
     return cast("list[Any]", values)

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from protocols.events import Buffer
-from protocols.json_text import MAX_NUMBER
-from protocols.strict_json import is_plain
+from protocols.json.strict import is_plain
+from protocols.json.text import MAX_NUMBER
 from protocols.v2.numbers import FAST_FROM, read_numbers
 from protocols.v2.request import V2Request, WantedOutput
 from protocols.v2.tensors import DATATYPES, PACK_AT_ONCE, PACKED, Array, BytesData, V2Error, V2Tensor, from_json, packer
@@ -75,10 +75,9 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
     def read_data(self, body: Buffer, at: int) -> V2Request:
         """The request of a body with this head, and `size` bytes of data from `at` on: the same as from `parse_infer`."""
-        inputs = [
-            V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, body, at + begin))
-            for name, datatype, dtype, shape, begin in self.data
-        ]
+        inputs: list[V2Tensor] = []
+        for name, datatype, dtype, shape, begin in self.data:
+            inputs.append(V2Tensor(name=name, datatype=datatype, array=_array(shape, dtype, body, at + begin)))
         return V2Request(inputs=tuple(inputs), outputs=self.outputs, binary_default=self.binary_default)
 
     def read_text(self, text: bytes) -> V2Request | None:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, TypeVar, final
 
 import msgspec
 
-from protocols import strict_json
 from protocols.events import Buffer
+from protocols.json import strict
 from protocols.v2.tensors import V2Error
 
 _DEPTH = 64  # the deepest nesting of any body here; none needs more than two levels
@@ -237,8 +237,8 @@ def decode(body: Buffer, kind: type[Body], what: str) -> Body:
     if not len(body):
         return kind()
     try:
-        value = strict_json.loads(body, depth=_DEPTH, what=what, duplicates=False)
-    except strict_json.JSONError as e:
+        value = strict.loads(body, depth=_DEPTH, what=what, duplicates=False)
+    except strict.JSONError as e:
         raise V2Error(e.message) from None
     if kind is LoadRequest:
         _refuse_overrides(value, what)

@@ -9,7 +9,7 @@ import msgspec
 
 from protocols.events import Buffer, Headers
 from protocols.v2.body import (
-    DEFAULT_LIMITS,
+    ANSWER_LIMITS,
     IHCL,
     V2Limits,
     join_body,
@@ -162,7 +162,7 @@ class V2Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         raise KeyError(f"no output {name!r}; there are: {', '.join(t.name for t in self.outputs)}")
 
 
-def decode_infer_reply(headers: Headers, body: Buffer, *, status: int = 200, limits: V2Limits = DEFAULT_LIMITS) -> V2Answer:
+def decode_infer_reply(headers: Headers, body: Buffer, *, status: int = 200, limits: V2Limits = ANSWER_LIMITS) -> V2Answer:
     """The reply in a complete body. Binary outputs are read-only views of it; those of BYTES are arrays of `bytes`.
 
     `headers` must have lower-case names. V2Error if the body is not a v2 reply. For a `status` other than 200, V2Error with

@@ -27,7 +27,10 @@ Parameters: TypeAlias = Mapping[str, Any]
 NO_PARAMETERS: Parameters = MappingProxyType({})
 
 MAX_DIMS = 16
-"""The most dimensions of one tensor. numpy's own limit is 32 or 64, depending on its version."""
+"""The default of the most dimensions of one tensor."""
+
+NUMPY_DIMS = 64 if int(np.__version__.partition(".")[0]) > 1 else 32
+"""The most dimensions of an array."""
 
 DATATYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({
     "BOOL": np.dtype(np.bool_),
@@ -63,10 +66,11 @@ PACK_AT_ONCE = 4096
 """Numbers that are passed to `struct` in one call."""
 _CASTABLE = frozenset(name for name in PACKED if np.zeros(1, DATATYPES[name]).data.format in "bBhHiIlLqQfd")
 """The datatypes whose memory a memoryview can also show as bytes."""
-_WRITTEN_AS_IS = {name: dtype for name, dtype in DATATYPES.items() if name not in ("BYTES", "BF16")}
+_WRITTEN_AS_IS = {name: dtype for name, dtype in DATATYPES.items() if name not in ("BYTES", "BF16", "FP16")}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _encode = msgspec.json.Encoder().encode
 _dumps = orjson.dumps
+_ndarray = np.ndarray  # looking it up in numpy costs as much as a call
 
 
 @final
@@ -180,8 +184,8 @@ def check_shape(shape: object, name: str, *, dims: int = MAX_DIMS) -> tuple[int,
     even 1.0, are refused. It allocates nothing: compare the shape with the present bytes first."""
     if type(shape) is not list:
         raise V2Error(f"tensor {show(name)}: shape must be an array of integers, got {show(shape)}")
-    if len(shape) > dims:
-        raise V2Error(f"tensor {show(name)}: at most {dims} dimensions, got {len(shape)}")
+    if len(shape) > (most := min(dims, NUMPY_DIMS)):
+        raise V2Error(f"tensor {show(name)}: at most {most} dimensions, got {len(shape)}")
     for size in shape:
         if type(size) is not int or size < 0:
             raise V2Error(f"tensor {show(name)}: a dimension must be a non-negative integer, got {show(size)}")
@@ -293,7 +297,7 @@ def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
     if type(array) is BytesData:
         _check_dtype(array, datatype)
         return [array.data] if array.size else []
-    if type(array) is not np.ndarray:
+    if type(array) is not _ndarray:
         array = _plain(array)
     if datatype == "BYTES":
         made = [
@@ -314,26 +318,55 @@ def encode_binary(array: Array | BytesData, datatype: str) -> list[Buffer]:
 def to_json(array: Array | BytesData, datatype: str) -> bytes:
     """The `data` of an array: a flat JSON array, row-major.
 
-    Integers are exact. A float is the shortest text that reads back to the same value: for FP32, and the 16-bit types that
-    it includes, the same 32-bit value. NaN and both infinities become `null`, because JSON cannot express them: ask for
-    binary data if that matters. BYTES are strings. V2Error if one is not UTF-8, and with status 500 if the array is not of
-    that datatype.
+    Integers are exact. A float is the shortest text that reads back to the same value of its datatype. NaN and both
+    infinities become `null`, because JSON cannot express them: ask for binary data if that matters. BYTES are strings.
+    V2Error if one is not UTF-8, and with status 500 if the array is not of that datatype.
     """
     if type(array) is BytesData:
         _check_dtype(array, datatype)
         array = array.array()
-    elif type(array) is not np.ndarray:
+    elif type(array) is not _ndarray:
         array = _plain(array)
+    shortest = None
     if array.dtype is not _WRITTEN_AS_IS.get(datatype) or not array.flags.aligned:
         if datatype == "BYTES":
             return b"[%b]" % b",".join([_encode([_as_text(item) for item in items])[1:-1] for items in _bytes_items(array)])
         _check_dtype(array, datatype)
-        array = np.array(array, _FP32 if datatype == "BF16" else DATATYPES[datatype])  # in native byte order, and aligned
+        array = np.array(array, DATATYPES[datatype])  # in native byte order, and aligned
+        if array.dtype.itemsize == 2 and datatype in FLOATS:
+            shortest, array = shortest_of(datatype), array.view(np.uint16)
     flat = array.ravel()  # contiguous
     if flat.size <= _WRITTEN_AT_ONCE:
-        return _dumps(flat, None, _NUMPY)
-    steps = range(0, flat.size, _WRITTEN_AT_ONCE)
-    return b"[%b]" % b",".join([_dumps(flat[at : at + _WRITTEN_AT_ONCE], None, _NUMPY)[1:-1] for at in steps])
+        return _dumps(flat if shortest is None else shortest[flat], None, _NUMPY)
+    pieces = [flat[at : at + _WRITTEN_AT_ONCE] for at in range(0, flat.size, _WRITTEN_AT_ONCE)]
+    return b"[%b]" % b",".join([_dumps(p if shortest is None else shortest[p], None, _NUMPY)[1:-1] for p in pieces])
+
+
+@lru_cache(maxsize=2)
+@np.errstate(invalid="ignore", over="ignore")  # NaN, and what rounds to infinity
+def shortest_of(datatype: str) -> npt.NDArray[np.float64]:
+    """For FP16 or BF16, by the bits of a value: the double whose shortest text is the shortest that reads back to the value.
+    It is a table, because no library writes these types so, and takes some milliseconds to make, once."""
+    dtype, bits = DATATYPES[datatype], np.arange(2**15, dtype=np.uint16)  # those of the positive values
+    values = bits.view(dtype).astype(np.float32).astype(np.float64)
+    found, left = values.copy(), np.flatnonzero(np.isfinite(values) & (values > 0))
+    for digits in range(1, 6):  # five are enough for both
+        value = values[left]
+        power = np.floor(np.log10(value)).astype(np.int64) + 1 - digits
+        scaled, unit = value * np.power(10.0, -power), np.power(10.0, power)
+        whole = np.rint(scaled)
+        fits = _bits(whole * unit, dtype) == bits[left]
+        # below a power of two the next value is half as far: the other neighbor may fit where the nearer one does not
+        other = np.flatnonzero(~fits & (np.frexp(value)[0] == 0.5))
+        whole[other] = np.ceil(scaled[other])
+        fits[other] = _bits(whole[other] * unit[other], dtype) == bits[left[other]]
+        texts = [f"{number:.0f}e{at}" for number, at in zip(whole[fits].tolist(), power[fits].tolist(), strict=True)]
+        found[left[fits]], left = list(map(float, texts)), left[~fits]
+    return np.concatenate((found, -found))
+
+
+def _bits(values: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> npt.NDArray[np.uint16]:
+    return values.astype(np.float32).astype(dtype).view(np.uint16)
 
 
 def numbers_of(array: Array, datatype: str) -> Array:
@@ -361,9 +394,12 @@ def _check_dtype(array: Array | BytesData, datatype: str) -> None:
 
 
 def _bytes_items(array: Array) -> Iterator[list[bytes]]:
-    flat = array.reshape(-1)
+    flat, strings = array.reshape(-1), array.dtype.kind == "T"  # numpy's StringDType, whose elements may be missing
     for begin in range(0, len(flat), STEP):
-        yield [_as_bytes(item) for item in flat[begin : begin + STEP].tolist()]
+        items = flat[begin : begin + STEP].tolist()
+        if strings and (missing := next((i for i, item in enumerate(items) if not isinstance(item, str)), None)) is not None:
+            raise V2Error(f"element {begin + missing} of a StringDType is missing (na_object): give it a text", status=500)
+        yield [_as_bytes(item) for item in items]
 
 
 def _as_bytes(item: object) -> bytes:

@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from protocols import strict_json
 from protocols.events import Buffer
+from protocols.json import strict
 from protocols.v2.body import DEFAULT_LIMITS, UNSUPPORTED, V2Limits
 from protocols.v2.metadata import ModelSignature
 from protocols.v2.numbers import NumbersApart, apart_from_numbers, read_numbers
@@ -125,7 +125,7 @@ def read_typed(
         members = _count_members(head)  # before some are removed
         read = _read_inputs(head.inputs, rest, limits, apart, text)
         outputs = _read_outputs(head.outputs, limits, signature) if head.outputs else ()
-        if read is None or outputs is None or not strict_json.is_plain(beside, members):
+        if read is None or outputs is None or not strict.is_plain(beside, members):
             return None
         inputs, copied = read
         check_inputs(inputs, signature)

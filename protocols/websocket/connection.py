@@ -27,7 +27,15 @@ from protocols.events import (
     Signal,
 )
 from protocols.roles import Role
-from protocols.websocket.control import Control, ControlFrame, Violation, checked_close, control_frames, rekeyed
+from protocols.websocket.control import (
+    Control,
+    ControlFrame,
+    Violation,
+    checked_close,
+    control_frames,
+    read_control,
+    rekeyed,
+)
 from protocols.websocket.floods import TINY, FrameCounters
 from protocols.websocket.frames import (
     CONTINUING,
@@ -356,7 +364,7 @@ class WebSocketConnection(FrameQueue):
         """Reads a control frame. If the header is malformed, it takes enough bytes for wsproto to refuse it."""
         inbox, at = self._inbox, self._at
         end = at + 2 + (4 if inbox[at + 1] & MASKED else 0) + (inbox[at + 1] & 0x7F)
-        event = self._control.read(bytes(inbox[at:end]))
+        event = read_control(self._control, bytes(inbox[at:end]))
         match event:
             case None:
                 return NEED_DATA

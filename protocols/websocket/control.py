@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import cache
-from typing import TypeAlias, final
+from typing import Protocol, TypeAlias, final
 
 from wsproto import connection, events, frame_protocol
 from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, CloseReason
@@ -13,11 +13,15 @@ from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, CloseReason
 from protocols.errors import LocalProtocolError
 from protocols.events import Close, Ping, Pong
 from protocols.roles import Role
-from protocols.websocket.frames import mask
+from protocols.websocket.frames import MASKED, mask
 
 ControlFrame: TypeAlias = Ping | Pong | Close
 
-_PROTOCOL_CODES = frozenset(CloseReason) - frozenset(LOCAL_ONLY_CLOSE_REASONS)
+_BAD_GATEWAY = 1014
+"""A code of IANA's registry that wsproto's list lacks: it would take such a Close for a violation."""
+_LISTED = CloseReason.TRY_AGAIN_LATER.value
+"""The code that wsproto reads in its place. The two differ in their last byte alone, also if they are masked."""
+_PROTOCOL_CODES = frozenset(CloseReason) - frozenset(LOCAL_ONLY_CLOSE_REASONS) | {_BAD_GATEWAY}
 
 
 class Violation(Exception):
@@ -34,33 +38,30 @@ class Control:
     """Reads and writes control frames with wsproto's connection, by its documented API alone.
 
     A control frame depends on earlier ones only in ways that the machine itself tracks: whether our Close is sent and the
-    peer's has come. Each frame therefore gets a new wsproto connection. An idle WebSocket then holds no object of wsproto,
-    and one Control serves all connections.
+    peer's has come. So any connection of wsproto will do for each frame. An idle WebSocket then holds no object of wsproto,
+    and one Control serves all WebSockets, in any thread.
+
+    A connection of wsproto holds a generator that holds the connection. Pings and Pongs leave it as it was, so it serves
+    again. After anything else its generator is run to its end: otherwise each would stay until the garbage collector runs.
     """
 
-    __slots__ = ("_type",)
+    __slots__ = ("_idle", "_type")
 
     def __init__(self, role: Role) -> None:
         server = role is Role.SERVER
         self._type = connection.ConnectionType.SERVER if server else connection.ConnectionType.CLIENT
+        self._idle: list[connection.Connection] = []
 
     def read(self, data: bytes) -> ControlFrame | None:
         """The control frame in `data`, or None if the frame is incomplete. Raises Violation as soon as one is certain, also
         for a data frame with a wrong header."""
-        reader = connection.Connection(self._type)
-        reader.receive_data(data)
-        for event in reader.events():
-            match event:
-                case events.Ping(payload=payload):
-                    return Ping(data=bytes(payload))
-                case events.Pong(payload=payload):
-                    return Pong(data=bytes(payload))
-                case events.CloseConnection(code=code, reason=reason):
-                    # wsproto reports a violation as a Close too, but leaves its state unchanged.
-                    if reader.state is connection.ConnectionState.OPEN:
-                        raise Violation(int(code), reason or "")
-                    return close_event(code, reason or "")
-        return None
+        reader, found = self._taken(), None
+        try:
+            reader.receive_data(data)
+            found = _first(reader)
+            return found
+        finally:
+            self._give_back(reader, type(found) in _WITHOUT_EFFECT and len(data) == _size(data))
 
     def write(self, event: ControlFrame) -> bytes:
         """The bytes of a control frame. In a client's, wsproto chose the masking key."""
@@ -72,7 +73,68 @@ class Control:
             case Close(code=code, reason=reason):
                 no_code = frame_protocol.CloseReason.NO_STATUS_RCVD
                 theirs = events.CloseConnection(code=no_code if code is None else code, reason=reason or None)
-        return bytes(connection.Connection(self._type).send(theirs))
+        writer, written = self._taken(), None
+        try:
+            written = bytes(writer.send(theirs))
+            return written
+        finally:
+            self._give_back(writer, written is not None and type(event) in _WITHOUT_EFFECT)
+
+    def _taken(self) -> connection.Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return connection.Connection(self._type)
+
+    def _give_back(self, theirs: connection.Connection, as_it_was: bool) -> None:
+        if as_it_was:
+            self._idle.append(theirs)
+        else:
+            theirs.receive_data(_BROKEN)
+            for _ in theirs.events():
+                pass
+
+
+_WITHOUT_EFFECT = (Ping, Pong)
+_BROKEN = bytes(256)
+"""Ends any control frame that has begun, and is no frame that may follow."""
+
+
+def _size(data: bytes) -> int:
+    """The length of the control frame that begins so."""
+    return 2 + (4 if data[1] & MASKED else 0) + (data[1] & 0x7F)
+
+
+def _first(reader: connection.Connection) -> ControlFrame | None:
+    """The control frame that wsproto has read. Raises Violation."""
+    for event in reader.events():
+        match event:
+            case events.Ping(payload=payload):
+                return Ping(data=bytes(payload))
+            case events.Pong(payload=payload):
+                return Pong(data=bytes(payload))
+            case events.CloseConnection(code=code, reason=reason):
+                # wsproto reports a violation as a Close too, but leaves its state unchanged.
+                if reader.state is connection.ConnectionState.OPEN:
+                    raise Violation(int(code), reason or "")
+                return close_event(code, reason or "")
+    return None
+
+
+class ControlReader(Protocol):
+    """Reads control frames with wsproto, one by one."""
+
+    def read(self, data: bytes) -> ControlFrame | None: ...
+
+
+def read_control(reader: ControlReader, data: bytes) -> ControlFrame | None:
+    """The control frame in `data`, as `Control.read`. wsproto decides all but the code that its list lacks."""
+    start = 6 if data[1] & MASKED else 2
+    code = mask(data[start : start + 2], data[2:6]) if start == 6 else data[2:4]
+    if data[0] & 0x0F != frame_protocol.Opcode.CLOSE or code != _BAD_GATEWAY.to_bytes(2, "big"):
+        return reader.read(data)
+    event = reader.read(data[: start + 1] + bytes((data[start + 1] ^ _BAD_GATEWAY ^ _LISTED,)) + data[start + 2 :])
+    return Close(code=_BAD_GATEWAY, reason=event.reason) if isinstance(event, Close) else event
 
 
 def close_event(code: int, reason: str) -> Close:

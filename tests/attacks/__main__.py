@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each [10]")
     parser.add_argument("--seed", type=int, default=0, help="of sizes and rates [0]")
     parser.add_argument("--no-gc", action="store_true", help="with the server's garbage collector off")
+    parser.add_argument("--processes", type=int, default=1, help="of the server, `listen.processes` [1]")
     parser.add_argument("--csv", action="store_true", help="print the figures as CSV, with day and machine")
     given = parser.parse_args()
     known = attacks()
@@ -44,7 +45,9 @@ def main() -> int:
 
 
 def _judged(attack: Attack, collector: bool, given: argparse.Namespace) -> tuple[Row, list[str]]:
-    row = run(attack, seconds=given.seconds, seed=given.seed, collector=collector, to_the_end=True)
+    row = run(
+        attack, seconds=given.seconds, seed=given.seed, collector=collector, to_the_end=True, processes=given.processes
+    )  # fmt: skip
     return row, broken(attack, row, times=True)
 
 

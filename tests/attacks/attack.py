@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, final
 
 from tests.attacks import programs
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from tests.attacks.attacker import Attacker
 
 Run = Callable[["Attacker"], None]
+Behind = Callable[[Random, bytes], Iterator[bytes]]
+"""Makes the bytes that a container behind the server sends on one connection, from the head of the request."""
 
 
 @final
@@ -33,8 +36,12 @@ class Attack:
     """Files of that folder with their text, written before the server starts."""
     fields: tuple[tuple[str, str], ...] = ()
     """Fields that good clients send with each request, such as a key."""
+    behind: Behind | None = None
+    """How the container behind the server's model `behind` answers; None: there is none. It is asked at `/ping` without that."""
     tls: bool = False
     """True if there is a port with TLS too."""
+    metrics: bool = False
+    """True if there is a port for metrics too."""
     stalled_log: bool = False
     """True if the server's log goes to a pipe that is never read."""
     descriptors: int = 0
@@ -54,7 +61,10 @@ class Attack:
     growth: int = 32
     """MiB by which the server may grow meanwhile: 32 and what the attack's own legitimate bodies hold."""
     after: int = 8
-    """MiB by which it may still be larger 15 s after it."""
+    """MiB by which it may still be larger 15 s after it. If it is larger, further rounds show whose that is: where one of
+    them adds nothing, and nothing of ours is large, it is the allocator's."""
+    stop: float = 0.0
+    """Seconds from SIGTERM to the server's end, at most; 0: its drain and goodbyes, and two more."""
     nightly: bool = False
     """True if pytest, which has a minute for all attacks, leaves this one to `python -m tests.attacks --all`."""
     fair: bool = True
@@ -71,7 +81,9 @@ def attack(
     models: Mapping[str, str] | None = None,
     files: Mapping[str, str] | None = None,
     fields: tuple[tuple[str, str], ...] = (),
+    behind: Behind | None = None,
     tls: bool = False,
+    metrics: bool = False,
     stalled_log: bool = False,
     descriptors: int = 0,
     ends: str = "",
@@ -82,6 +94,7 @@ def attack(
     lines: int = 20,
     growth: int = 32,
     after: int = 8,
+    stop: float = 0.0,
     nightly: bool = False,
     fair: bool = True,
 ) -> Callable[[Run], Run]:
@@ -91,8 +104,8 @@ def attack(
         assert name not in _found, f"two attacks are called {name}"
         _found[name] = Attack(
             name=name, what=(run.__doc__ or "").strip().partition("\n")[0], run=run, settings=settings, models=models or {},
-            files=files or {}, fields=fields, tls=tls, stalled_log=stalled_log, descriptors=descriptors, ends=ends, within=within, least=least,
-            counters=counters, events=events, lines=lines, growth=growth, after=after,
+            files=files or {}, fields=fields, behind=behind, tls=tls, metrics=metrics, stalled_log=stalled_log, descriptors=descriptors, ends=ends, within=within, least=least,
+            counters=counters, events=events, lines=lines, growth=growth, after=after, stop=stop,
             nightly=nightly, fair=fair,
         )  # fmt: skip
         return run

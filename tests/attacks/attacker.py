@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, final
 
 from benchmarks.accounting import allow_descriptors
@@ -89,8 +90,21 @@ class Line:
 class Attacker:
     """The tools of an attack: the server's ports, random numbers, time, and the ways to send."""
 
-    def __init__(self, *, port: int, tls_port: int, seconds: float, seed: int, within: float) -> None:
-        self.within = within
+    def __init__(
+        self,
+        *,
+        port: int,
+        tls_port: int,
+        seconds: float,
+        seed: int,
+        within: float,
+        operator: int = -1,
+        metrics: int = -1,
+        folder: Path = Path(),
+    ) -> None:
+        self.within, self.folder = within, folder
+        self.operator, self.metrics = operator, metrics
+        """The ports of the operator plane and of the metrics; below zero where there is none."""
         self.port, self.tls_port, self.seconds, self.random = port, tls_port, seconds, random.Random(seed)
         self.until = time.monotonic() + seconds
         self.endings: list[Ended] = []
@@ -118,6 +132,10 @@ class Attacker:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context.wrap_socket(sock, server_hostname="localhost")
+
+    def connect_raw(self) -> socket.socket:
+        """A blocking socket to the port with TLS, before its handshake."""
+        return self._opened(self.tls_port)
 
     def _opened(self, port: int) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE)
@@ -157,16 +175,19 @@ class Attacker:
         every: float = 0.0,
         reads: bool = True,
         tls_port: bool = False,
+        port: int = 0,
     ) -> None:
         """Sends as fast as the server takes it, or a piece each `every` seconds, until the attack's time is over; reads what
         comes, unless `reads` is false; connects again where it was cut off, unless `again` is false. All ends are noted.
-        A side that must hear what it is answered is its own ear. `tls_port`: to that one, without a handshake."""
+        A side that must hear what it is answered is its own ear. `tls_port`: to that one, without a handshake. `port`: to another of the server's."""
         poll, lines = select.poll(), dict[int, Line]()
         wants = select.POLLIN if reads else 0
 
         def connect() -> None:
             made: Any = side()
-            line = Line(self._opened(self.tls_port if tls_port else self.port), made, made if ear is None else ear())
+            line = Line(
+                self._opened(port or (self.tls_port if tls_port else self.port)), made, made if ear is None else ear()
+            )
             line.sock.setblocking(False)
             lines[line.sock.fileno()] = line
             poll.register(line.sock, wants | select.POLLOUT)
@@ -242,13 +263,17 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--tls-port", type=int, default=-1)
+    parser.add_argument("--operator-port", type=int, default=-1)
+    parser.add_argument("--metrics-port", type=int, default=-1)
+    parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     chosen = attacks()[given.name]
     allow_descriptors(32768)
     attacker = Attacker(
-        port=given.port, tls_port=given.tls_port, seconds=given.seconds, seed=given.seed, within=chosen.within
+        port=given.port, tls_port=given.tls_port, seconds=given.seconds, seed=given.seed, within=chosen.within,
+        operator=given.operator_port, metrics=given.metrics_port, folder=given.folder,
     )  # fmt: skip
     print("begun", flush=True)
     chosen.run(attacker)

@@ -54,6 +54,8 @@ class HTTP2Ear:
         self.counts: Counter[str] = Counter()
         self.answered = 0
         """Streams that the server has ended."""
+        self.window = 0
+        """Bytes by which it has widened the connection's window."""
         self._owed = b""
         self._buffer = bytearray()
 
@@ -70,6 +72,8 @@ class HTTP2Ear:
             size, kind, flags = int.from_bytes(buffer[at : at + 3], "big"), buffer[at + 3], buffer[at + 4]
             if len(buffer) - at < 9 + size:
                 break
+            if kind == 8 and not any(buffer[at + 5 : at + 9]):
+                self.window += int.from_bytes(buffer[at + 9 : at + 13], "big")
             self._frame(kind, flags, bytes(buffer[at + 9 : at + 9 + size]))
             at += 9 + size
         del buffer[:at]

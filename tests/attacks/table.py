@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import report
-from benchmarks.good import CLIENTS
+from benchmarks.good import CLIENTS, Waits
 from tests.attacks.run import MiB, Row
 
 _KINDS = tuple(CLIENTS)
@@ -17,6 +17,9 @@ HEADS = (
     "attack", "gc", *(f"{kind} p50/p99/worst ms" for kind in _KINDS), "failed", "MiB peak", "MiB after", "CPU s", "log KiB",
     "ended by", "stop s",
 )  # fmt: skip
+MORE = ("loop p99/worst ms", "MiB second", "large objects")
+"""The CPU time of the server's loop while a good request waited, the worst of the kinds; what a second round has added to what
+stays, where that is more than the attack's limit; and the large objects that were there then."""
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -32,6 +35,13 @@ def cells(row: Row) -> tuple[str, ...]:
     figures = (failed, f"{row.peak / MiB:.0f}", f"{row.after / MiB:.0f}", f"{row.cpu:.1f}", f"{row.log_bytes / 1024:.0f}")
     stop = f"{row.stop:.1f}" if row.alive else "died"
     return (row.attack, "on" if row.collector else "off", *times, *map(str, figures), ended_by(row), stop)
+
+
+def more_cells(row: Row) -> tuple[str, ...]:
+    """The figures that only the terminal shows, as MORE names them."""
+    good = row.good or (Waits(load="", connection="", asked=0, median=0, p99=0, worst=0),)
+    loop = f"{max(waits.loop_p99 for waits in good) * 1000:.0f}/{max(waits.loop_worst for waits in good) * 1000:.0f}"
+    return (loop, "-" if row.second is None else f"{row.second / MiB:+.0f}", ", ".join(row.large[:3]) or "-")
 
 
 def ended_by(row: Row) -> str:
@@ -50,7 +60,7 @@ def ended_by(row: Row) -> str:
 
 def text(rows: Sequence[Row]) -> str:
     """For a terminal."""
-    return report.table(HEADS, [cells(row) for row in rows], left=2)
+    return report.table((*HEADS, *MORE), [(*cells(row), *more_cells(row)) for row in rows], left=2)
 
 
 def as_csv(rows: Sequence[Row], machine: Mapping[str, Any]) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.accounting import family, loop_seconds
 from benchmarks.good import Waits, summed
 from benchmarks.load.connections import frame
 from tests.attacks.attack import Attack, attacks
@@ -13,6 +19,8 @@ from tests.attacks.attacker import Ended
 from tests.attacks.ears import HTTP1Ear, HTTP2Ear, WebSocketEar
 from tests.attacks.run import MiB, Row, broken
 from tests.attacks.table import as_csv, summary, text
+
+ROOT = Path(__file__).parents[2]
 
 GOODBYE = frame(4, 0, 0, b"") + frame(7, 0, 0, (9).to_bytes(4, "big") + (11).to_bytes(4, "big") + b"too many ping frames")
 
@@ -90,6 +98,9 @@ def test_what_holds_is_no_failure() -> None:
         (replace(HELD, ends={"young": 3}), "which should be goaway 11"),
         (replace(HELD, peak=33 * MiB), "the server grew by 33 MiB, of 32"),
         (replace(HELD, after=9 * MiB), "it is 9 MiB larger 15 s after"),
+        (replace(HELD, after=9 * MiB, second=5 * MiB), "; the second round adds 5 MiB"),
+        (replace(HELD, after=9 * MiB, second=0, large=("1 x bytes of 70 KiB",)), "; there are 1 x bytes of 70 KiB"),
+        (replace(HELD, after=9 * MiB, second=0, large=("9 x builtins.set of 512 KiB",)), "; there are 9 x builtins.set"),
         (replace(HELD, alive=False, status=-9), "ended during the attack with status -9"),
         (replace(HELD, status=1), "after SIGTERM it ended with status 1"),
         (replace(HELD, stop=9.5), "9.5 s later"),
@@ -105,6 +116,57 @@ def test_what_holds_is_no_failure() -> None:
 def test_what_does_not_hold_is_told(row: Row, said: str) -> None:
     (found,) = broken(FLOOD, row)
     assert said in found
+
+
+def test_what_stays_is_the_allocators_where_a_second_round_adds_nothing_and_nothing_is_large() -> None:
+    assert broken(FLOOD, replace(HELD, after=90 * MiB, second=3 * MiB), times=True) == []
+    tables = ("1 x builtins.set of 512 KiB",)
+    (said,) = broken(FLOOD, replace(HELD, after=90 * MiB, second=3 * MiB, large=tables), times=True)
+    assert said.endswith("; there are 1 x builtins.set of 512 KiB")
+
+
+def test_an_attack_may_owe_an_end_soon_after_sigterm() -> None:
+    row = replace(HELD, stop=3.2)
+    assert broken(FLOOD, row) == []
+    assert broken(replace(FLOOD, stop=3.0), row) == ["after SIGTERM it ended with status 0, 3.2 s later"]
+
+
+# In a process of its own: it walks over all that there is, which here is tens of thousands of tests.
+_WALK = """
+import gc
+from tests.attacks.served import large_objects
+
+class Pool:
+    __slots__ = ("blocks",)
+
+def large():
+    gc.collect()  # the walk before may have met its own frame, which is a cycle then
+    return set(large_objects())
+
+before, pool = large(), Pool()
+pool.blocks = [memoryview(bytearray(100_001))[7:]]
+assert large() - before == {"builtins.bytearray of 97 KiB"}
+pool.blocks = table = dict.fromkeys(range(30_000))
+while table:
+    table.popitem()  # which leaves the table as large as it was
+assert any(kind.startswith("builtins.dict") for kind in large() - before)
+"""
+
+
+@pytest.mark.programs
+def test_large_objects_are_found_wherever_something_leads_to_them() -> None:
+    subprocess.run([sys.executable, "-c", _WALK], cwd=ROOT, check=True)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel is asked for the threads' CPU time")
+def test_the_loops_work_is_told_of_a_process_and_its_descendants() -> None:
+    before = loop_seconds(os.getpid())
+    until = time.thread_time() + 0.02
+    while time.thread_time() < until:
+        pass
+    os.sched_yield()
+    assert loop_seconds(os.getpid())[os.getpid()] > before[os.getpid()]
+    assert family(os.getpid())[0] == os.getpid()
 
 
 def test_the_machines_speed_is_judged_where_it_is_asked_for() -> None:

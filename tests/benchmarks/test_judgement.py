@@ -5,14 +5,13 @@ from click.testing import CliRunner
 
 from benchmarks import report, servers
 from benchmarks.accounting import parse_cpu_time
-from benchmarks.against import WATCHED, change
 from benchmarks.cli import program
 from benchmarks.comparison import Row, value, with_ratios
 from benchmarks.guard import BOUNDS, Bound, Verdict, judge, verdict
 from benchmarks.load.connections import LoadError
 from benchmarks.load.plan import Kind, Measure, Result
 from benchmarks.micro import GROUPS, purpose
-from benchmarks.servers import EVERYWIRE, EVERYWIRE_TLS, Program, ServerError, started
+from benchmarks.servers import OURS, Program, ServerError, started
 from benchmarks.units import Case, measured
 from benchmarks.workloads import WORKLOADS, Workload
 
@@ -24,17 +23,11 @@ def row(server: str, *values: float) -> Row:
 def test_every_workload_has_ours_first_and_another_beside_it() -> None:
     for workload in WORKLOADS.values():
         ours, floor, *others = workload.servers
-        assert ours in (EVERYWIRE, EVERYWIRE_TLS)
+        assert ours in OURS
         assert floor is not ours
-        assert not {EVERYWIRE, EVERYWIRE_TLS} & set(others)
-        assert workload.message() or workload.kind is Kind.STREAMS
-
-
-def test_a_change_is_the_median_of_its_pairs_of_rounds() -> None:
-    found = change("unary-64", "us/request", (100.0, 200.0, 100.0), (103.0, 206.0, 150.0))
-    assert (found.there, found.here, round(found.percent, 6)) == (100.0, 150.0, 3.0)
-    assert "+3.0" in report.changes_table([found])
-    assert set(WATCHED) <= set(WORKLOADS)
+        assert not set(OURS) & set(others)
+        assert workload.message()
+        assert bool(workload.head) is (workload.kind in (Kind.STREAMS, Kind.DUPLEX))
 
 
 def test_the_guard_watches_workloads_that_exist_against_floors_that_run_everywhere() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from hpack import Encoder
 
 from benchmarks import requests
 from benchmarks.floors import http2, websocket
@@ -18,10 +19,14 @@ TOKENS = (
 )
 
 
+HEAD, BODY = requests.infer_stream(16)
+
+
 def plan(kind: Kind, message: bytes = b"ask", *, answer: int = 0, streams: int = 1, in_flight: int = 1) -> Plan:
     return Plan(
-        kind=kind, port=1, server=1, message=message, seconds=1.0, answer=answer, streams=streams, in_flight=in_flight
-    )
+        kind=kind, port=1, server=1, message=message, head=HEAD, seconds=1.0, answer=answer, streams=streams,
+        in_flight=in_flight,
+    )  # fmt: skip
 
 
 def frames() -> Frames:
@@ -99,7 +104,7 @@ def test_streams_of_a_connection_keep_their_messages_in_flight_whatever_a_read_b
 
 @pytest.mark.parametrize("size", [1, 7, 65_536])
 def test_a_request_follows_each_answer_on_a_stream_of_its_own(size: int) -> None:
-    client = Streams(plan(Kind.STREAMS, streams=3))
+    client = Streams(plan(Kind.STREAMS, BODY, streams=3))
     server, rest, units = http2.Echo(), sent(client)[24:], 0
     for _ in range(3):
         out, rest = server.take(rest)
@@ -107,7 +112,24 @@ def test_a_request_follows_each_answer_on_a_stream_of_its_own(size: int) -> None
         units += sum(client.take(back[at : at + size]) for at in range(0, len(back), size))
         rest += sent(client)
     assert units == 9
-    assert rest.count(requests.infer_stream(16)[1]) == 3
+    assert rest.count(BODY) == 3
+
+
+@pytest.mark.parametrize("size", [14, 30, 65_536])
+def test_a_message_of_grpc_is_as_long_as_the_first_one_says(size: int) -> None:
+    answer = b"\0\0\0\0\3abc"
+    client = Duplex(plan(Kind.DUPLEX, requests.call_message(1), in_flight=2))
+    sent(client)
+    back = frame(0, 0, 1, answer + answer[:2]) + frame(0, 0, 1, answer[2:]) * 2
+    assert sum(client.take(back[at : at + size]) for at in range(0, len(back), size)) == 2
+
+
+def test_a_call_that_ends_well_is_one_unit_and_another_is_named() -> None:
+    client, encoder = Streams(plan(Kind.STREAMS, BODY)), Encoder()
+    head = frame(1, 4, 1, encoder.encode([(b":status", b"200"), (b"content-type", b"application/grpc")]))
+    assert client.take(head + frame(0, 0, 1, b"12345") + frame(1, 5, 1, encoder.encode([(b"grpc-status", b"0")]))) == 1
+    with pytest.raises(LoadError, match="code 3"):
+        client.take(frame(1, 5, 3, encoder.encode([(b"grpc-status", b"3"), (b"grpc-message", b"no")])))
 
 
 def test_no_message_is_sent_beyond_the_window_of_its_stream() -> None:

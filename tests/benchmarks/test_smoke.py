@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import culprits, faults, neighbours, processes, servers, spans, stalled
-from benchmarks.against import changes
+from benchmarks.against import changed
 from benchmarks.cli import program
-from benchmarks.comparison import compare
+from benchmarks.comparison import compare, load
 from benchmarks.workloads import WORKLOADS
 
 
@@ -33,8 +33,15 @@ def test_a_server_and_its_floor_are_measured_side_by_side() -> None:
 
 
 @pytest.mark.programs
+def test_a_round_is_not_over_before_each_connection_had_its_answers() -> None:
+    with servers.started(servers.HTTP1) as server:
+        result = load(WORKLOADS["unary-64"].plan(server, seconds=0.001, core=None))
+    assert result.units >= 8 * 64
+
+
+@pytest.mark.programs
 def test_two_checkouts_are_measured_in_turns() -> None:
-    (found,) = changes(servers.ROOT, ["unary-h2-64"], seconds=0.2, rounds=2)
+    found = changed(servers.ROOT, "unary-h2-64", seconds=0.2, rounds=2)
     assert found.there > 0 < found.here
     assert len(found.percents) == 2
 

@@ -44,6 +44,11 @@ class Image:
         pairs = [pair.partition("=") for rest in self.all("LABEL") for pair in shlex.split(rest)]
         return {key: value for key, _, value in pairs}
 
+    @property
+    def environ(self) -> dict[str, str]:
+        pairs = [pair.partition("=") for rest in self.all("ENV") for pair in shlex.split(rest)]
+        return {key: value for key, _, value in pairs}
+
     def command(self, arguments: Sequence[str] = ()) -> list[str]:
         """The process that `docker run IMAGE ARGUMENTS` starts."""
         return [*json.loads(self.one("ENTRYPOINT")), *(arguments or json.loads(self.one("CMD")))]

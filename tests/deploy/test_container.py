@@ -1,8 +1,10 @@
 """The image's Dockerfile, and its command run as SageMaker runs it. No image is built here."""
 
+import ctypes.util
 import importlib.util
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -52,6 +54,33 @@ def test_it_is_small_and_nobody_is_root_in_it() -> None:
     assert "RUN" not in words[words.index("USER") :], "what is installed belongs to root"
 
 
+def test_its_allocator_is_installed_and_named_once() -> None:
+    assert IMAGE.environ.keys() == {"LD_PRELOAD", "PYTHONMALLOC", "MALLOC_CONF"}
+    library = IMAGE.environ["LD_PRELOAD"]
+    assert "/" not in library, "the folder has the architecture's name"
+    (install,) = [rest for rest in IMAGE.all("RUN") if "apt-get install" in rest]
+    assert f" {library.partition('.')[0]}{library.rpartition('.')[2]} " in install
+    assert IMAGE_FILE.read_text(encoding="utf-8").count(library) == 1
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another")
+def test_its_allocator_takes_all_of_pythons_memory_and_its_options(tmp_path: Path) -> None:
+    library = IMAGE.environ["LD_PRELOAD"]
+    if ctypes.util.find_library(library.partition(".")[0].removeprefix("lib")) != library:
+        pytest.skip(f"not here: {library}")
+    # CPython counts blocks of its own arenas alone.
+    asked = (
+        "import ctypes, json, sys, time; n, v = ctypes.c_size_t(1), ctypes.c_bool(); "
+        "ctypes.CDLL(None).mallctl(b'opt.background_thread', ctypes.byref(v), ctypes.byref(n), None, 0); "
+        "print(json.dumps({'event': 'asked', 'blocks': sys.getallocatedblocks(), 'thread': v.value}))"
+    )
+    with Container(["python", "-c", asked], tmp_path, IMAGE.environ, port=0) as container:
+        told = container.await_event("asked")
+        assert (told["blocks"], told["thread"]) == (0, True)
+        assert container.ended() == 0
+
+
 def test_signals_reach_the_gateway_and_not_a_shell() -> None:
     assert IMAGE.one("STOPSIGNAL") == "SIGTERM"
     assert IMAGE.command() == IMAGE.command(["serve"]) == ["python", "-m", "gateway", "serve"]
@@ -61,7 +90,7 @@ def test_signals_reach_the_gateway_and_not_a_shell() -> None:
 @pytest.mark.programs
 def test_it_listens_where_the_platforms_call_and_ends_before_it_is_killed() -> None:
     assert any(f"mkdir -p {MODEL_FOLDER} " in rest for rest in IMAGE.all("RUN"))
-    assert not IMAGE.all("ENV"), "what is set here would override a file of the operator"
+    assert not [name for name in IMAGE.environ if name.startswith("EVERYWIRE_")], "it would override a file of the operator"
     # This variable stands for a platform, as that folder does.
     chosen = in_force(IMAGE.command()[:-1], {"SAGEMAKER_BIND_TO_PORT": IMAGE.one("EXPOSE")})
     assert chosen["listen"]["host"] == "0.0.0.0"

@@ -57,6 +57,16 @@ def streams() -> bytes:
     return said(HTTP2Connection(Role.CLIENT), *events)
 
 
+def grpc_streams() -> bytes:
+    fields = [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+    calls: list[Event] = []
+    for number in range(1, 2 * STREAMS, 2):
+        calls += post(number, path, None, fields)
+        calls.append(Data(stream=number, buffers=(b"\0",)))  # a part of its first prefix
+    return said(HTTP2Connection(Role.CLIENT), *calls)
+
+
 def websocket() -> bytes:
     fields = b"".join(b"%s: %s\r\n" % field for field in request_headers(bytes(16)))
     head = b"GET /models/echo/invocations-bidirectional-stream HTTP/1.1\r\nhost: a\r\n" + fields
@@ -101,6 +111,7 @@ async def cost(first: Callable[[], bytes], sessions: int) -> float:
         ("an idle connection of HTTP/1.1", http1, 0),
         ("an idle connection of HTTP/2", http2, 0),
         ("a stream of HTTP/2 that is open and silent, with its session", streams, STREAMS),
+        ("a stream of gRPC that is open and has sent no message", grpc_streams, STREAMS),
         ("a silent WebSocket, with its session", websocket, 1),
     ],
 )

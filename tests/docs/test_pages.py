@@ -210,6 +210,7 @@ def test_the_page_of_observability_has_each_field_of_the_access_line(caplog: pyt
     given = {name for name in vars(record) if name not in vars(logging.makeLogRecord({}))} - {"message"}
     rows = table("docs/reference/observability.md", "field")
     assert {name for row in rows for name in row[0].replace("`", "").split(", ")} == given | {
+        "client_request_id",
         "front",
         "grpc_status",
         "incident",
@@ -298,3 +299,15 @@ def test_a_reader_complains_of_code_that_it_cannot_place(tmp_path: Path) -> None
 
 def test_blank_lines_and_comments_are_no_code() -> None:
     assert code_lines("# app.py\n\nx = 1  # one\n    # more\n") == ["x = 1  # one"]
+
+
+def test_no_text_has_a_command_that_needs_everywire_to_be_in_a_registry() -> None:
+    """It is installed from a checkout: `pip install '.[otel]'` works there, and the packages' own names work anywhere."""
+    files = [
+        path for suffix in ("md", "py", "txt", "toml", "yaml", "json", "mjs", "html") for path in ROOT.rglob(f"*.{suffix}")
+    ]
+    tops = ("gateway", "models", "protocols", "docs", "deploy", "examples", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    texts = {path: path.read_text() for path in files if path.relative_to(ROOT).parts[0] in tops}
+    wrong = re.compile(r"everywire\[\w+\]|pip3? install[^`\n]* ['\"]?everywire\b(?!-)")
+    assert len(texts) > 500
+    assert {str(path.relative_to(ROOT)): found[0] for path, text in texts.items() if (found := wrong.search(text))} == {}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -24,6 +28,7 @@ from sphinx.cmd.build import main
 sys.exit(main(sys.argv[1:]))
 """
 _MODULE = re.compile(r"^- `([\w.]+)`", re.MULTILINE)
+OURS = {"gateway", "models", "protocols"}
 _FETCHING_RELATIONS = {
     "stylesheet",
     "icon",
@@ -62,6 +67,29 @@ class _Fetched(HTMLParser):
         if tag == "link" and _FETCHING_RELATIONS & set(given.get("rel", "").split()):
             self.addresses.append(given.get("href", ""))
         self.addresses += _fetched_by_style(given.get("style", ""))
+
+
+def test_the_extra_for_the_site_has_what_the_modules_of_its_reference_import() -> None:
+    """The page's commands are enough in an environment of their own, in which .ci/run follows them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installed, asked = set[str](), [*project["dependencies"], *project["optional-dependencies"]["docs"]]
+    while asked:
+        name = re.split(r"[\[<>=!~; ]", asked.pop())[0].lower().replace("_", "-")
+        if name not in installed:
+            installed.add(name)
+            with suppress(importlib.metadata.PackageNotFoundError):
+                asked += [one for one in importlib.metadata.requires(name) or () if "extra ==" not in one]
+    known = importlib.metadata.packages_distributions()
+    for page in (ROOT / "docs" / "reference").glob("api-*.md"):
+        for module in _MODULE.findall(page.read_text(encoding="utf-8")):
+            spec = importlib.util.find_spec(module)
+            assert spec is not None
+            assert spec.origin is not None
+            for line in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+                names = [line.module or ""] if isinstance(line, ast.ImportFrom) else []
+                names += [name.name for name in line.names] if isinstance(line, ast.Import) else []
+                for root in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - OURS:
+                    assert {name.lower().replace("_", "-") for name in known[root]} & installed, (module, root)
 
 
 def _fetched_by_style(style: str) -> list[str]:

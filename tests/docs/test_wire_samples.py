@@ -16,7 +16,7 @@ from gateway.testing import MemoryGateway, memory_gateway
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.library.tensors import add_sub
-from models.messages import FinishReason, Prompt, Token
+from models.messages import FinishReason, Prompt, Token, TopToken
 from protocols.events import Data, End, Headers, Response
 from tests.docs.pages import blocks
 
@@ -32,7 +32,14 @@ WORDS = {
     "a feast": [Token(text="a "), Token(text="fête"), Token(text="!", finish=FinishReason.EOS_TOKEN)],
     "dry": [DEEP[0]],
     "drier": [],
+    "Deep Learning": [
+        Token(text="Deep ", id=304, log_prob=None, prefill=True),
+        Token(text="Learning", id=11157, log_prob=-1.25, prefill=True, top=(TopToken(text="Fun", id=512, log_prob=-0.5),)),
+    ],
 }
+
+
+LISTED = ["temperature", "top_p", "n", "best_of", "decoder_input_details", "prompt_logprobs"]
 
 
 async def lm(prompt: Prompt) -> AsyncIterator[Token]:
@@ -47,7 +54,7 @@ async def lm(prompt: Prompt) -> AsyncIterator[Token]:
 
 async def answered(body: dict[str, Any], path: str = "/invocations", **lmi: Any) -> str:
     """The body of the answer, where `lmi` is configured."""
-    spec = spec_of(lm, name="lm", parameters=["temperature", "top_p", "n", "best_of"])
+    spec = spec_of(lm, name="lm", parameters=LISTED)
     async with memory_gateway([spec], Config(lmi=LMIConfig(**lmi))) as served:
         return (await exchanged(served, path, json.dumps(body)))[1]
 
@@ -113,6 +120,7 @@ SAMPLES: dict[str, list[tuple[dict[str, Any], str, dict[str, Any]]]] = {
             V1,
             {},
         ),
+        ({"prompt": "Deep Learning", "echo": True, "logprobs": 1, "max_tokens": 0}, "/v1/completions", {}),
         (CHAT | {"temperature": 3}, V1, {}),
         ({"messages": [{"role": "user", "content": "dry"}], "stream": True}, V1, {}),
     ],

@@ -509,7 +509,7 @@ class House:
     def check_ledger(self) -> None:
         """Checks that nothing is held without a live exchange: no byte, slot or credit, on connections that stay open."""
         counts = self.gateway.counts()
-        assert (counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0)
+        assert (counts.exchanges, counts.bytes_reserved, counts.slots_in_use) == (0, 0, 0), counts
         assert not [left for container in self.containers for left in left_over(container.gateway)]
         assert not list(broken_ledgers(self.gateway))
         for connection in self.gateway.server.connections:
@@ -609,7 +609,7 @@ def limits(**changes: Any) -> Config:
 class Tap:
     """A transport that remembers what the client has read."""
 
-    short_is_dry = False
+    short_is_dry = behind = False
 
     def __init__(self, below: MemoryTransport) -> None:
         self.below, self.read = below, bytearray()

@@ -105,6 +105,7 @@ class Budget:
     def __init__(self, limit: int, fired: Callable[[], None]) -> None:
         self.limit, self._fired = limit, fired
         self.used = self.high_water = self.asked = self.refuse_at = 0
+        self.wanted: object = None
 
     def try_reserve(self, n: int) -> bool:
         self.asked += 1

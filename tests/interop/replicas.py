@@ -94,7 +94,9 @@ class Replica:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gateway", "--port", str(self.port), *named,
                  # Envoy writes a client of its own machine with another address of that machine
-                 "--set", 'listen.trusted_proxies=["0.0.0.0/0"]'],
+                 "--set", 'listen.trusted_proxies=["0.0.0.0/0"]',
+                 # the names by which clients call the proxy, which passes them on: for gRPC too
+                 "--set", 'access.hosts=["127.0.0.1", "localhost", "x"]'],
                 cwd=self.folder, stderr=log, env={**environment, "PYTHONPATH": str(ROOT), "NAME": self.name},
             )  # fmt: skip
         until(self.ready, f"{self.name} is ready")
@@ -136,6 +138,20 @@ def ask(port: int, method: str, path: str, body: Any = None, **fields: str) -> t
         connection.request(method, path, None if body is None else json.dumps(body), fields)
         answer = connection.getresponse()
         return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def of_a_page(port: int, name: str, origin: str) -> tuple[int, int]:
+    """The statuses of a POST and of a WebSocket's handshake that a page of this origin sends to `name`."""
+    socket = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    path = "/models/echo/invocations-bidirectional-stream"
+    posted, _ = ask(port, "POST", "/endpoints/echo/invocations", {}, Host=f"{name}:{port}", Origin=origin)
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        fields = {"Host": f"{name}:{port}", "Origin": origin, "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", **socket}
+        connection.request("GET", path, None, fields)
+        return posted, connection.getresponse().status
     finally:
         connection.close()
 

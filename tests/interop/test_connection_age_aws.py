@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
+import pytest
+
 from tests.interop import aws
 from tests.interop.aws import QUIET, Client, client, run
 from tests.interop.balancer import Balancer
@@ -146,11 +148,12 @@ def test_a_client_whose_sessions_have_pauses_moves_within_the_age_by_itself(sdk:
         run(story(balancer, address))
 
 
-def test_with_new_clients_sessions_move_within_the_age_and_none_is_cut(sdk: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ages", [3, pytest.param(150, marks=pytest.mark.soak)])
+def test_with_new_clients_sessions_move_within_the_age_and_none_is_cut(sdk: Any, tmp_path: Path, ages: int) -> None:
     async def story(balancer: Balancer, address: Server) -> None:
         async with AsyncExitStack() as stack:
             moving = Moving(address, stack)
-            until = time.monotonic() + 3 * AGE
+            until = time.monotonic() + ages * AGE
 
             async def one_after_the_other(name: str) -> int:
                 number = 0

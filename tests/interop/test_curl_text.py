@@ -33,7 +33,7 @@ class Answer:
 
     def events(self) -> list[Any]:
         """The objects of a stream of events, each framed as it must be; the last may be the word [DONE]."""
-        assert self.type == "text/event-stream"
+        assert self.type == "text/event-stream; charset=utf-8"
         assert self.body.endswith("\n\n")
         data = self.body.removesuffix("\n\n").split("\n\n")
         assert all(event.startswith("data: ") and "\n" not in event for event in data), self.body
@@ -108,7 +108,7 @@ def test_events(ask: Ask) -> None:
         'data: {"token": {"id": 100, "text": " 0", "log_prob": -0.5}}\n\n'
         'data: {"token": {"id": 101, "text": " 1", "log_prob": -0.5}, "generated_text": " 0 1"}\n\n'
     )
-    wanted = Answer(200, "text/event-stream", events)
+    wanted = Answer(200, "text/event-stream; charset=utf-8", events)
     assert lmi(ask, "counted", "a b", max_new_tokens=2, output_formatter="sse") == wanted
     assert lmi(ask, "sse-counted", "a b", max_new_tokens=2) == wanted
 

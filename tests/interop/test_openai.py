@@ -399,7 +399,7 @@ def test_a_stop_sequence_ends_the_text_of_a_model_that_knows_of_none(talk: Talk,
 
 def test_more_tokens_than_there_may_be_are_a_bad_request(talk: Talk, openai: Any) -> None:
     with pytest.raises(
-        openai.BadRequestError, match=r"max_tokens: expected at most 65536 \(limits.max_new_tokens\)"
+        openai.BadRequestError, match=r"max_tokens: expected at most 262144 \(limits.max_new_tokens\)"
     ) as caught:
-        complete(talk, "shout", max_tokens=65537)
+        complete(talk, "shout", max_tokens=262145)
     assert caught.value.param == "max_tokens"

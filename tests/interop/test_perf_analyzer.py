@@ -138,11 +138,12 @@ def agree(report: str, before: dict[str, Any], after: dict[str, Any], batch: int
     assert len(asked) == len(served) == len(executed) == 4
     assert each("Successful request count", report) == executed
     assert served == [batch * n for n in executed]
-    # it asks for our counts while requests are in flight: at either end of a window it may miss as many as run at once
+    # It asks for our counts while requests are in flight: at either end of a window it may miss as many as run at once, and
+    # those of the milliseconds for which a busy machine keeps it from asking.
     for concurrency, (client, server) in enumerate(zip(asked, executed, strict=True), 1):
-        assert abs(client - server) <= 6 * concurrency, (client, server)
+        assert abs(client - server) <= 6 * concurrency + client // 20, (client, server)
     executions = after["execution_count"] - before["execution_count"]
-    assert executions >= sum(executed)
+    assert executions >= max(sum(executed), sum(asked))  # none that a client has counted is missing
     assert after["inference_count"] - before["inference_count"] == batch * executions
     assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == executions
     assert after["inference_stats"]["fail"] == before["inference_stats"]["fail"]

@@ -18,7 +18,7 @@ from gateway.client import grpc_infer, infer
 from gateway.client.sync import Client
 from tests.interop.conftest import absent
 from tests.interop.grpc_frames import SERVICE, infer_answer, infer_request
-from tests.interop.replicas import FLOOD, Envoy, Front, Held, Load, Nginx, Replica, ask, replicas_in, until
+from tests.interop.replicas import FLOOD, Envoy, Front, Held, Load, Nginx, Replica, ask, of_a_page, replicas_in, until
 
 CLIENT = "203.0.113.7"
 KiB, MiB = 1 << 10, 1 << 20
@@ -154,12 +154,18 @@ def test_grpc_passes_to_grpcio(front: Front, needs: Callable[[str, str], Any]) -
 
 def test_the_log_names_the_client_and_not_the_proxy(front: Front, replicas: list[Replica]) -> None:
     fields = {"X-Forwarded-For": CLIENT, "Forwarded": "for=6.6.6.6"}
-    assert ask(front.port, "GET", "/v2/health/live", **fields)[0] == 200
+    assert ask(front.port, "GET", "/v2", **fields)[0] == 200
     # every address is trusted here: the walk ends at the left end of the field, which the proxy has passed on
     until(
-        lambda: any(e["peer"] == CLIENT for r in replicas for e in r.events("exchange") if e["path"] == "/v2/health/live"),
+        lambda: any(e["peer"] == CLIENT for r in replicas for e in r.events("exchange") if e["path"] == "/v2"),
         "a line with the client's address",
     )
+
+
+def test_a_page_is_the_servers_own_at_the_proxys_own_port_alone(front: Front) -> None:
+    for name in ("127.0.0.1", "localhost"):
+        assert of_a_page(front.port, name, f"http://{name}:{front.port}") == (200, 101)
+        assert of_a_page(front.port, name, f"http://{name}") == (403, 403)  # another site: that of port 80
 
 
 def test_each_is_replaced_under_load_and_nothing_is_lost(front: Front, replicas: list[Replica], tmp_path: Path) -> None:

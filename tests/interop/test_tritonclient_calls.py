@@ -267,6 +267,8 @@ def test_every_datatype_comes_back(call: Any, triton: Any, datatype: str, into: 
         expected = np.array([e.decode() for e in array], dtype=object)  # the client's own view of JSON
     got = result.as_numpy("OUTPUT0")
     assert got.dtype == expected.dtype
+    if datatype == "BF16" and out == "JSON":  # the text is the shortest of a BF16; the client reads it as FP32
+        got = got.astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(got, expected)
     assert ("data" in result.get_output("OUTPUT0")) is (out == "JSON")
 

@@ -28,6 +28,8 @@ NOTHING = MessageType("Nothing", {})
 """The type of answers whose messages are only counted."""
 _LATER = 10.0
 """Seconds that what comes later may take."""
+_COUNTED = "model_stats.batch_stats.batch_size"
+"""A member of the statistics of a model that was called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,8 @@ class Case:
     message each. `reads` says what the messages of its answer are. `only` are the members that are compared, `members` says
     that their names are and not their values, and `later` one that a server may have a moment after the call that it tells of:
     the case is asked again until it is there; `exact` compares also what the answer's head says. `take` ends a call after so
-    many messages; `pings` come before it."""
+    many messages; `pings` come before it, and so does the call `first`, for what is told only of a model that was called:
+    Triton's process may just have been started again."""
 
     name: str
     path: str = INFER
@@ -51,10 +54,13 @@ class Case:
     exact: bool = False
     take: int = 0
     pings: int = 0
+    first: Case | None = None
 
 
 def ask(at: str, case: Case) -> Answer:
     """Makes a call to the server at `at`, on a connection of its own, and takes the answer apart."""
+    if case.first is not None:
+        _asked(at, case.first)
     until = time.monotonic() + _LATER
     while True:
         answer = _asked(at, case)
@@ -522,7 +528,9 @@ def _control() -> Iterator[Case]:
         yield control(f"ready: {name}", "ModelReady", values)
         yield control(f"metadata: {name}", "ModelMetadata", values)
         yield control(f"config: {name}", "ModelConfig", values)
-        yield control(f"statistics: {name}", "ModelStatistics", values, members=name != "no name")
+        called = {"first": infer("a call", "fixed", one("FP32", [2, 2]), [FP32]), "later": _COUNTED}
+        told = called if values.get("name") == "fixed" and values.get("version", "1") == "1" else {}
+        yield control(f"statistics: {name}", "ModelStatistics", values, members=name != "no name", **told)
     yield control("metadata: several tensors", "ModelMetadata", {"name": "mixed"})
     yield control("metadata: a batching model", "ModelMetadata", {"name": "batching"})
     for name in ("batching", "counting"):
@@ -659,7 +667,8 @@ def _loads() -> Iterator[Case]:
         "ModelStatistics",
         {"name": "counting"},
         members=True,
-        later="model_stats.batch_stats.batch_size",
+        first=stream("a call", number("counting", 1, "1")),
+        later=_COUNTED,
     )
     yield control("load of a model", "RepositoryModelLoad", {"model_name": "plain"})
     yield control("ready: a model that is loaded", "ModelReady", {"name": "plain"})

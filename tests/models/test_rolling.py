@@ -143,6 +143,22 @@ async def test_each_of_n_sequences_is_a_place_in_the_batch() -> None:
         assert steps.closed == ["a0", "a1", "a2"]
 
 
+@pytest.mark.parametrize("prompt", [0, 1, 700])
+async def test_a_prompt_of_which_no_token_is_wanted_is_taken_in_and_leaves(prompt: int) -> None:
+    steps = Counting()
+    async with rolling(steps, **LOOP) as model, clients(model) as start:
+        client = start(asking("a", 0, prompt=prompt, n=2))
+        other = start(asking("b", 5))
+        for one in (client, other):
+            await one.over.wait()
+        await still()
+        assert client.error is None
+        assert sum(count for _, count in steps.prefills) == prompt
+        assert steps.of("a") == (not prompt)  # only a model that takes its prompts in by steps is stepped
+        assert (client.text, other.text) == ("", count(5))
+        assert sorted(steps.closed) == ["a0", "b"]
+
+
 async def test_a_step_may_tell_nothing_or_several_messages_of_a_sequence() -> None:
     steps, held = Counting(), []
 

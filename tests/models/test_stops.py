@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.continuations import Stops
+from models.continuations import Stops, _Words
 
 TEXTS = st.text("ab", max_size=14)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -130,3 +130,24 @@ def test_a_long_stop_sequence_costs_a_step_a_character() -> None:
     watch = Stops(["a" * 1_000_000 + "b"], included=False)
     assert watch.feed("a" * 20_000) == ""
     assert watch.feed("c") == "a" * 20_000 + "c"
+
+
+def test_many_stop_sequences_with_one_beginning_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step = 0, _Words.step
+
+    def counted(words: _Words, place: int, character: str) -> int:
+        nonlocal steps
+        steps += 1
+        return step(words, place, character)
+
+    monkeypatch.setattr(_Words, "step", counted)
+    watch = Stops(["a" * (n + 1) + "b" for n in range(64)] + ["a" * 4000 + "c"], included=False)
+    assert watch.feed("a" * 4000) == ""
+    assert (watch.feed("b"), watch.met) == ("a" * 3936, "a" * 64 + "b")
+    assert steps == 4001
+
+
+@settings(max_examples=300)
+@given(st.text("ab", min_size=200, max_size=400), st.lists(st.text("ab", min_size=6, max_size=40), min_size=8, max_size=64))
+def test_many_long_stop_sequences_end_a_text_where_a_naive_search_finds_them(text: str, stops: list[str]) -> None:
+    assert run([text[:150], *text[150:160], text[160:]], stops, included=False) == end_of(text, stops, included=False)

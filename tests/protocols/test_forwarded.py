@@ -138,6 +138,11 @@ def test_a_line_of_forwarded_beyond_4_kib_names_nobody() -> None:
     assert by_forwarded(long, "for=198.51.100.1, for=10.0.0.1") == "198.51.100.1"
 
 
+def test_a_line_of_forwarded_with_more_pairs_than_it_can_need_names_nobody() -> None:
+    assert by_forwarded("a=b," * 510 + "for=203.0.113.7") == "203.0.113.7"
+    assert by_forwarded("a=b," * 511 + "for=203.0.113.7") == ""
+
+
 def test_of_two_fields_that_do_not_agree_neither_is_believed() -> None:
     ours, theirs = b"203.0.113.7", b"for=6.6.6.6"
     assert client_of([theirs], [ours], trusts) is None

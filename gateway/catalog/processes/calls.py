@@ -45,6 +45,7 @@ class InstanceCalls(ABC):
         self.parameters: frozenset[str] | None = None
         self.chat_template: _Elsewhere | None = None
         self.count_tokens: _Elsewhere | None = None
+        self.context = 0
 
     @abstractmethod
     def _ready(self) -> list[Instance]:
@@ -77,6 +78,7 @@ class InstanceCalls(ABC):
         self.parameters = None if said.parameters is None else frozenset(said.parameters)
         self.chat_template = _Elsewhere(self._ask, "chat_template") if said.chat_template else None
         self.count_tokens = _Elsewhere(self._ask, "count_tokens") if said.count_tokens else None
+        self.context = said.context
         return True
 
     async def __call__(self, session: Session[Any, Any], /) -> None:

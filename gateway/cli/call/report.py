@@ -20,14 +20,17 @@ from protocols import v2
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters of a tensor's name that a file's name must not have: the server chose them."""
+_OF_TEXT = frozenset((".txt", ".json", ".jsonl", ".ndjson", ".csv", ".md", ".html", ".xml", ".srt", ".vtt"))
+_OF_BYTES = frozenset((".wav", ".pcm", ".raw", ".bin", ".mp3", ".flac", ".ogg", ".opus"))
 
 
 @final
 class Report:
     """Reports one call. `write` takes text for stdout, to be written at once; `complain` takes a line for stderr.
 
-    If `out` is given, items go to that file and are not printed: `.npy` for tensors, `.wav` for samples, any other name for
-    the bytes. The first item makes the file.
+    If `out` is given, items of one kind go to that file: `.npy` is for tensors, `.wav` and other names of audio are for the
+    bytes of parts, `.txt`, `.json` and other names of text are for texts, and any other name is for the kind of the first
+    part. Items of the other kind are printed. If the wire does not tell the kind, all go to the file. The first makes it.
     """
 
     def __init__(
@@ -44,6 +47,9 @@ class Report:
         self._midline = False
         self._file: Any = None
         self._replies = 0
+        suffix = "" if out is None else out.suffix.lower()
+        self._texts = True if suffix in _OF_TEXT else False if suffix in _OF_BYTES else None  # None: not known yet
+        self._kept = self._printed = False  # if an item was
         self.status: int | None = None
         self.grpc_status: int | None = None
         self.received = 0
@@ -60,27 +66,27 @@ class Report:
         self._item()
         if self._json:
             self._event("token", text=text)
-        if self._out is not None:
+        if self._is_kept(True):
             self._keep(text.encode())
         elif not self._json:
             self._print(text)
 
-    def part(self, data: bytes, *, line: bool) -> None:
-        """Reports the bytes of a part. `line`: the part is printed on its own line."""
+    def part(self, data: bytes, *, line: bool, text: bool | None = None) -> None:
+        """Reports the bytes of a part. `line`: the part is printed on its own line. `text` is what the wire says of it."""
         self._item()
-        text = _text_of(data)
+        kept, shown = self._is_kept(text), _text_of(data)
         if self._json:
-            said = {"text": text} if text is not None else {"base64": base64.b64encode(data).decode()}
-            self._event("part", bytes=len(data), **(said if self._out is None else {}))
-        if self._out is not None:
+            said = {"text": shown} if shown is not None else {"base64": base64.b64encode(data).decode()}
+            self._event("part", bytes=len(data), **({} if kept else said))
+        if kept:
             self._keep(data)
         elif not self._json:
-            if text is None:
-                self._line(f"({len(data)} bytes that are no text; --out FILE keeps them)")
+            if shown is None:
+                self._line(f"({len(data)} bytes that are no text; --out FILE.bin keeps them)")
             elif line:
-                self._line(text)
+                self._line(shown)
             else:
-                self._print(text)
+                self._print(shown)
 
     def document(self, document: dict[str, Any]) -> None:
         """Reports a reply of v2's generate."""
@@ -111,6 +117,9 @@ class Report:
         self.close()
         if self._midline:
             self._print("\n")
+        if self._printed and not self._kept:
+            kind = "text" if self._texts else "bytes"
+            self._complain(f"{self._out} is not written: no part of the answer is {kind}, which that name is for")
         if self._json:
             at = time.perf_counter()
             self._event(
@@ -147,6 +156,17 @@ class Report:
 
     def _line(self, text: str) -> None:
         self._print(text if text.endswith("\n") else text + "\n")
+
+    def _is_kept(self, text: bool | None) -> bool:
+        """True if an item goes to the file."""
+        if self._out is None:
+            return False
+        if self._texts is None:
+            self._texts = text
+        kept = text is None or text == self._texts
+        self._kept |= kept
+        self._printed |= not kept
+        return kept
 
     def _keep(self, data: bytes) -> None:
         assert self._out is not None

@@ -191,15 +191,18 @@ class _Items:
         messages = answer.messages[:]
         answer.messages.clear()
         report.received = answer.received
-        states = answer.states[:] if isinstance(answer, EventsAnswer) else []
+        states, texts = list[Completion | None](), list[bool]()
         if isinstance(answer, EventsAnswer):
+            states, texts = answer.states[:], answer.texts[:]
             answer.states.clear()
+            answer.texts.clear()
         for number, message in enumerate(messages):
-            self._one(message, whole=not states or states[number] is not Completion.PARTIAL)
+            whole = not states or states[number] is not Completion.PARTIAL
+            self._one(message, whole=whole, text=texts[number] if texts and self._call.wire is CallWire.BIDI else None)
         if answer.over and self._body is not None and not answer.error:
             report.tensors(v2.decode_infer_reply(((v2.IHCL, b"%d" % (self._length or 0)),), self._body))
 
-    def _one(self, message: Any, *, whole: bool) -> None:
+    def _one(self, message: Any, *, whole: bool, text: bool | None) -> None:
         match message:
             case v2.V2Answer():
                 self._report.tensors(message)
@@ -211,7 +214,7 @@ class _Items:
                 self._body += message
             case _:
                 parted = self._call.wire is CallWire.BIDI and self._call.kind is not Kind.TEXT
-                self._report.part(message, line=parted and whole)
+                self._report.part(message, line=parted and whole, text=text)
 
 
 def _binary_json(headers: Headers) -> int | None:
@@ -268,14 +271,15 @@ async def _over_websocket(call: Call, report: Report, transport: Transport) -> i
 async def _listen(call: Call, report: Report, socket: SocketConversation, silence: trio.CancelScope) -> None:
     """Receives until the server closes. If the server names no end of input, returns once it has answered every text, or has
     been silent for `quiet` seconds after the last input."""
-    answered = 0
+    answered, text = 0, False
     with silence:
         while (frame := await socket.receive_frame()) is not None:
             if silence.deadline < math.inf:
                 silence.deadline = trio.current_time() + call.quiet
             report.received += len(frame.data)
+            text = frame.opcode is Opcode.TEXT or (text and frame.opcode is Opcode.CONTINUATION)
             if frame.data or call.kind is not Kind.TEXT:
-                report.part(bytes(frame.data), line=frame.fin and call.kind is not Kind.TEXT)
+                report.part(bytes(frame.data), line=frame.fin and call.kind is not Kind.TEXT, text=text)
                 continue
             # An empty frame ends an answer of a text model.
             answered += 1

@@ -1,9 +1,10 @@
-"""A frame of `everywire top`: lines made of two looks at an operator plane. A pure function, so that it can be tested."""
+"""A frame of `everywire top`: lines made of the figures of now and a minute ago. A pure function, for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, final
 
 from gateway.addresses import split_port
@@ -16,6 +17,7 @@ WAITS = ("", "slot", "model", "input", "room", "end")
 SORTS = ("waited", "age", "items_out", "bytes_out")
 _FAILED = ("model-error", "deadline", "transport-lost")
 _BAR = 25  # characters of a whole one
+_KEPT = 64  # models that a point of the history has: of others there is no rate
 _COLUMN = 24  # characters of a name
 
 
@@ -41,11 +43,12 @@ class Shown:
 
 def frame(before: Look | None, now: Look, shown: Shown, *, width: int, height: int) -> list[str]:
     """The lines, none wider than `width` and at most `height` of them. The verdict and its bar are the server's, of the last
-    minute. Rates are those between the two looks, or since the server began if there is no earlier one."""
+    minute. The columns cover the same time: `before` has the figures at its begin, None if that is the server's start."""
     stats = now.stats
     earlier = None if before is None else before.stats
     seconds = stats["uptime"] if earlier is None else max(stats["at"] - earlier["at"], 0.001)
-    changes = {name: _Change(one, earlier, name, stats["bounds"]) for name, one in stats["models"].items()}
+    known = stats["models"] if earlier is None or len(earlier["models"]) < _KEPT else earlier["models"]
+    changes = {name: _Change(one, earlier, name, stats["bounds"]) for name, one in stats["models"].items() if name in known}
     lines = [_head(stats, now.models, width), escape(stats["verdict"]["sentence"]), _parts(stats, changes, seconds), ""]
     lines += _table(_MODELS, [_model_row(model, changes.get(model["name"]), seconds) for model in now.models])
     streams = [stream for stream in now.streams if shown.waits_for in ("", stream["waits_for"])]
@@ -96,13 +99,16 @@ class _Change:
 
 
 def _head(stats: Mapping[str, Any], models: Sequence[Mapping[str, Any]], width: int) -> str:
-    reasons = "; ".join(stats["reasons"]) or "not ready"
+    reasons = "; ".join(stats["reasons"])
+    ready = f"NOT READY: {reasons or 'not ready'}"
+    if stats["ready"]:  # some of several processes may not be
+        ready = f"READY, but {reasons}" if reasons else "READY"
     restarting = [
         f"{model['name']} restarting in {model['restart_in']:.0f} s"
         for model in models
         if model.get("restart_in") is not None
     ]
-    state = ", ".join([("READY" if stats["ready"] else f"NOT READY: {reasons}"), *restarting])
+    state = ", ".join([ready, *restarting])
     left = escape(f"everywire {stats['version']}  {', '.join(stats['address'])}  {state}")
     right = f"up {spoken_time(stats['uptime'])}"
     return f"{left}{right.rjust(max(width - len(left), len(right) + 2))}"
@@ -172,7 +178,8 @@ def _less(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, fl
 
 def _less_each(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[int]:
     was = [0] * len(now["buckets"]) if before is None else before["buckets"]
-    return [max(count - known, 0) for count, known in zip(now["buckets"], was, strict=True)]
+    # buckets at the end that are 0 are left out of a history
+    return [max(count - known, 0) for count, known in zip_longest(now["buckets"], was, fillvalue=0)]
 
 
 def _short(value: float) -> str:

@@ -6,36 +6,41 @@ import re
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import trio
 
 from gateway.codecs.prompts import read_prompt
 from gateway.codecs.threads import run_in_codec_thread
-from gateway.config import Config
+from gateway.config import Config, LimitsConfig
 from gateway.config.fields import SETTINGS
 from gateway.config.problem import ConfigError
 from gateway.config.text import show
 from gateway.core.exchange import Exchange
 from gateway.core.route import WEBSOCKET, Row
-from gateway.dialects.answers import accepted_handshake, close, octets, reply_of
+from gateway.credentials import SUBPROTOCOL, offered_protocols
+from gateway.dialects.answers import accepted_handshake, close, octets, reply_of, reply_value
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.error_origin import ErrorOrigin, blame
 from gateway.dialects.aws.signatures import Signatures, forbidden_of, refusal
+from gateway.dialects.aws.upgrades import is_openais, named_by_path, named_by_query, reach_of
 from gateway.dialects.call import NO_PARAMETERS, session_of, single_fields
 from gateway.dialects.model_choice import ModelChoice
-from gateway.dialects.text.requests import within_ceiling
+from gateway.dialects.text import openai
+from gateway.dialects.text.requests import decided_own, tell_passed, within_ceiling
 from gateway.errors import (
     BadRequest,
     DeadlineExceeded,
     Ending,
     Forbidden,
     GatewayError,
+    NoSuchPath,
     OthersWait,
 )
 from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind, Prompt
 from models.session import Channel
+from protocols import lmi
 from protocols.aws import bidi, eventstream
 from protocols.aws.bidi import Form
 from protocols.buffers import Budget
@@ -52,7 +57,7 @@ _UTF8, _BINARY = PartKind.UTF8, PartKind.BINARY
 _TEXT, _CONTINUATION = Opcode.TEXT, Opcode.CONTINUATION
 _SMALL = 64 * 1024
 _PATH = SETTINGS["websocket", "path"]
-_LONG = 2 * 1024 * 1024  # bytes of a message that are a millisecond's work or two: checksums, a digest, base64
+_LONG = 384 * 1024  # bytes of a message that are a millisecond's work at most: checksums, a digest, base64
 _OBJECT = 256  # bytes that the JSON of a part has beside its data, at most
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEF" * 128
 
@@ -65,8 +70,8 @@ class BidiDialect:
         self._models, self._endpoints, self._signatures = models, endpoints, signatures
 
     def rows(self) -> list[Row]:
-        """The platform's operation, and the container's WebSocket: at its own path, below each model and, if
-        `websocket.any_path` is set, at any path. ConfigError for an invalid `websocket.path`."""
+        """The platform's operation, and the container's WebSocket: at its own path, below each model, and at the other paths
+        that `websocket.any_path` allows. ConfigError for an invalid `websocket.path`."""
         operation = "/endpoints/{endpoint}/invocations-bidirectional-stream"
         websocket, container = self._models.config.websocket, partial(Row, WEBSOCKET, dialect="websocket")
         if not re.fullmatch(_PATH.pattern, websocket.path):  # not checked before if a program has made the configuration
@@ -74,7 +79,7 @@ class BidiDialect:
         return [
             # The operation has no error for a wrong method: the plain one answers it.
             Row("POST", operation, self.event_stream, dialect="bidi", refuse=refuse, refuses_method=False, signed=True),
-            *([container("*", self.container)] if websocket.any_path else ()),
+            container("*", self.elsewhere),
             container(websocket.path, self.container),
             container("/models/{name}" + websocket.path, self.container),
         ]
@@ -104,7 +109,7 @@ class BidiDialect:
                 parameters=parameters,
             )
             del asked  # it would be kept for as long as the session lasts
-            await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
+            await worker.call(session, exchange, Family.PARTS, self._read_prompt(exchange, worker))
         channel.accept()
         exchange.outbound.finish()
 
@@ -126,16 +131,27 @@ class BidiDialect:
         verify = self._signatures.events(claim)
         return asked, worker, _EventStreamChannel(exchange, self._models.config, form, variant, verify)
 
+    async def elsewhere(self, exchange: Exchange) -> None:
+        """A WebSocket at a path that has none of its own. NoSuchPath if `websocket.any_path` leaves the path out."""
+        reach, of_openai = reach_of(exchange, self._models.config), is_openais(exchange)
+        if reach == "none" or (of_openai and reach != "all"):
+            if of_openai:
+                exchange.words = openai.refuse
+                if name := named_by_query(exchange):
+                    self._models.invoked(exchange.permit, name)  # its absence is the nearer reason
+            own, asked = self._models.config.websocket.path, exchange.path.decode("latin-1")[:100]
+            raise NoSuchPath(
+                f"no WebSocket at {asked}; models answer at {own} and /models/{{name}}{own}, and at the paths that "
+                "websocket.any_path allows"
+            )
+        await self.container(exchange)
+
     async def container(self, exchange: Exchange, name: str = "") -> None:
         """The container's WebSocket: a frame for each part, byte for byte."""
-        models = self._models
-        if name:
-            worker = models.named(exchange.permit, name, Family.PARTS, "bidi")
-        else:
-            worker = models.unnamed(exchange.permit, models.config.bidi.default_model, Family.PARTS, "bidi")
+        worker = self._worker(exchange, name)
         exchange.model = worker.name
         try:
-            headers = accepted_handshake(exchange)
+            headers = accepted_handshake(exchange, worker.spec.subprotocols)
             end = handshake.end_of_input(exchange.request.headers)
         except RemoteProtocolError as e:
             exchange.outbound.respond(e.status, handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
@@ -150,18 +166,37 @@ class BidiDialect:
                 channel.accept()
             parameters = {"invocation_path": exchange.path[1:].decode("latin-1")}
             session = session_of(exchange, worker, channel, parameters=parameters)
-            await worker.call(session, exchange, Family.PARTS, self._read_prompt(worker))
+            await worker.call(session, exchange, Family.PARTS, self._read_prompt(exchange, worker))
         channel.accept()
         exchange.outbound.finish()
 
-    def _read_prompt(self, worker: Worker) -> Callable[[bytes], Prompt] | None:
+    def _worker(self, exchange: Exchange, name: str) -> Worker:
+        """The model of a WebSocket: the one that its path or its query names, else the default. If callers choose both for
+        the model alone, only `name` counts, which the route has captured."""
+        models, permit, endpoint, asked = self._models, exchange.permit, "", ""
+        if reach_of(exchange, models.config) != "all":
+            asked = named_by_query(exchange)
+            if not name:
+                endpoint, name = named_by_path(exchange)
+        if endpoint:
+            worker, _ = self._endpoints.choose(permit, endpoint, None)
+            models.check_family(worker, Family.PARTS, "bidi")
+        elif name or asked:
+            worker = models.named(permit, name or asked, Family.PARTS, "bidi")
+        else:
+            worker = models.unnamed(permit, models.config.bidi.default_model, Family.PARTS, "bidi")
+        if asked not in ("", worker.name):
+            raise BadRequest(f"the path names the model {worker.name!r}, and the query {asked[:100]!r}: name one")
+        return worker
+
+    def _read_prompt(self, exchange: Exchange, worker: Worker) -> Callable[[bytes], Prompt] | None:
         """The function that makes prompts of parts; None if the model is not a text model."""
         if worker.spec.family is not Family.TEXT:
             return None
         limits = self._models.config.limits
         return partial(
             read_prompt,
-            within=partial(within_ceiling, worker, limits),
+            judge=partial(_judged, exchange, worker, limits),
             containers=limits.json_containers,
             values=limits.json_values,
         )
@@ -176,6 +211,15 @@ class BidiDialect:
             exchange.limit_time(config.session_timeout, "bidi.session_timeout")
         if config.idle_timeout:
             exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
+
+
+def _judged(
+    exchange: Exchange, worker: Worker, limits: LimitsConfig, request: lmi.TextRequest, document: dict[str, Any]
+) -> lmi.TextRequest:
+    """A prompt's request as the model may get it. LMIError."""
+    request, unknown = decided_own(worker, request, document)
+    tell_passed(exchange, worker, unknown)
+    return within_ceiling(worker, limits, request)
 
 
 @final
@@ -449,8 +493,16 @@ class _FrameChannel(Channel[Part, Part]):
 
     def accept(self) -> None:
         if not self._outbound.status:
-            self._outbound.start(101, self._handshake)
+            self._outbound.start(101, self._handshake if self._exchange.reply is None else self._replied())
             self._handshake = ()  # so that the session does not keep it
+
+    def _replied(self) -> Headers:
+        """The fields of the 101, with the subprotocol that the model has put into its reply, if the client offers it."""
+        exchange = self._exchange
+        chosen = reply_value(exchange, SUBPROTOCOL.decode()).encode()
+        if chosen not in offered_protocols(exchange.request.headers):
+            return self._handshake
+        return [*(field for field in self._handshake if field[0] != SUBPROTOCOL), (SUBPROTOCOL, chosen)]
 
     async def send(self, message: Part, /) -> None:
         outbound, data = self._outbound, getattr(message, "data", None)  # one call less for bytes, which most models send

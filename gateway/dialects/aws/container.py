@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, final
-from urllib.parse import parse_qs
 
 import trio
 
@@ -12,7 +11,7 @@ from gateway.core.outbound import Outbound
 from gateway.core.route import Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, octets, refusal_headers, reply_headers, reply_of, reply_value
-from gateway.dialects.call import session_of, text_header
+from gateway.dialects.call import query_members, session_of, text_header
 from gateway.dialects.model_choice import ModelChoice
 from gateway.dialects.text.lmi import LMIDialect
 from gateway.dialects.text.lmi_errors import refuse_as_lmi
@@ -48,7 +47,7 @@ class ContainerDialect:
 
     async def invocations(self, exchange: Exchange) -> None:
         """POST /invocations: the model is `?model_name=`, the default, or the only one that fits."""
-        name = _query_value(exchange.query, b"model_name")
+        name = _query_value(exchange, "model_name")
         if name:
             worker = self._models.invoked(exchange.permit, name)
         elif _is_binary(exchange):
@@ -203,5 +202,7 @@ class _BodyChannel(Channel[Part, Part]):
             refuse_as_mme(self._exchange, error)
 
 
-def _query_value(query: bytes, name: bytes) -> str:
-    return parse_qs(query.decode("latin-1")).get(name.decode(), [""])[0] if name in query else ""
+def _query_value(exchange: Exchange, name: str) -> str:
+    if name.encode() not in exchange.query:
+        return ""
+    return next((value for key, value in query_members(exchange) if key == name), "")

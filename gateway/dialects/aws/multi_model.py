@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import final
-from urllib.parse import parse_qs
 
 from gateway.catalog.repository import Repository
 from gateway.core.exchange import Exchange
 from gateway.core.route import Needs, Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.aws.container import refuse_as_mme
+from gateway.dialects.call import query_members
 from gateway.errors import BadRequest, NotPermitted
 from protocols.aws import multi_model
 
@@ -51,8 +51,8 @@ class MMEDialect:
 
     async def list(self, exchange: Exchange) -> None:
         """GET /models."""
-        query = parse_qs(exchange.query.decode("latin-1"))
-        page = multi_model.parse_page(query.get("limit", [""])[0], query.get("next_page_token", [""])[0])
+        query = dict(reversed(query_members(exchange)))  # the first of a name counts
+        page = multi_model.parse_page(query.get("limit", ""), query.get("next_page_token", ""))
         models = [(model.name, model.url) for model in self._repository.list() if exchange.may_ask(model.name)]
         exchange.outbound.respond(200, [_JSON], multi_model.page_body(models, page))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias, final
 
 from gateway.codecs.threads import LONG, codec, run_in_codec_thread
+from gateway.codecs.turns import INFLATED, Stage, codec_turns
 from gateway.core.exchange import Exchange
 from gateway.core.memory import GrowingBody
 from gateway.core.route import CallKind, Needs, Row
@@ -15,6 +16,7 @@ from gateway.dialects.grpc.status import CallRefused, fail, refuse
 from gateway.errors import DeadlineExceeded, GatewayError, Refusal
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Head, Signal
+from protocols.floods import GRPC_AT_ONCE, SMALL_CALL
 from protocols.grpc.compression import MessageInflater
 from protocols.grpc.framing import PREFIX, MessageDecoder, frame
 from protocols.grpc.heads import CallHead, answer_head, read_call, trailers
@@ -68,9 +70,14 @@ def rows_of(service: str, methods: Methods, *, needs: Needs = Needs.INFER, alway
 class Calls:
     """Reads the messages of calls."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit` is the most bytes that a message may have."""
-        self.limit = limit
+    def __init__(self, limit: int, setting: str = SETTING) -> None:
+        """`limit` is the most bytes that a message may have; `setting` names it in errors."""
+        self.limit, self._setting = limit, setting
+
+    @cached_property
+    def small(self) -> Calls:
+        """Reads the messages of calls that only name something: at most `SMALL_CALL` bytes."""
+        return self if self.limit <= SMALL_CALL else Calls(SMALL_CALL, "of this method")
 
     def begin(self, exchange: Exchange, call: CallHead) -> None:
         """Gives the exchange the call's deadline, if the client has set one."""
@@ -96,9 +103,9 @@ class Calls:
         if body is None:
             body = await receive_announced(
                 exchange, self.limit + PREFIX, begins=PREFIX, length_of=partial(self._length, call), beyond=_second,
-                setting=SETTING,
+                setting=self._setting,
             )  # fmt: skip
-        decoder = MessageDecoder(limit=self.limit, encoding=call.encoding, unary=True, setting=SETTING)
+        decoder = MessageDecoder(limit=self.limit, encoding=call.encoding, unary=True, setting=self._setting)
         try:
             decoder.receive_data(body)
             message = decoder.next_raw()
@@ -110,14 +117,14 @@ class Calls:
             if not message.compressed:
                 return message.data
             assert call.encoding is not None, "the prefix is refused otherwise"
-            inflater = MessageInflater(message.data, call.encoding, limit=self.limit, setting=SETTING)
+            inflater = MessageInflater(message.data, call.encoding, limit=self.limit, setting=self._setting)
             return await inflated(exchange, inflater, self.limit)
         except GRPCError as e:
             raise CallRefused.of(e) from None
 
     def _length(self, call: CallHead, begun: memoryview) -> int:
         """The length in bytes of a body, by its first prefix. CallRefused if the prefix is invalid."""
-        decoder = MessageDecoder(limit=self.limit, encoding=call.encoding, unary=True, setting=SETTING)
+        decoder = MessageDecoder(limit=self.limit, encoding=call.encoding, unary=True, setting=self._setting)
         try:
             decoder.receive_data(begun)
             decoder.next_raw()
@@ -132,8 +139,10 @@ class Calls:
         message = self.plain(body) if body is not None else None
         if message is None:
             message = await self.message(exchange, call, body)
+        if len(message) > LONG:
+            exchange.making(len(message))  # its texts and bytes
         try:
-            return await codec(len(message), partial(kind.read, message))
+            return await codec(len(message), partial(kind.read, message, values=GRPC_AT_ONCE), exchange.owner, Stage.READ)
         except ProtobufError as e:
             raise CallRefused.of(e) from None
 
@@ -142,10 +151,11 @@ class Calls:
 class Incoming:
     """The messages, as they arrive, of a call with any number of them."""
 
-    def __init__(self, exchange: Exchange, call: CallHead, limit: int) -> None:
+    def __init__(self, exchange: Exchange, call: CallHead, limit: int, setting: str = SETTING) -> None:
+        self._setting = setting
         self._exchange, self._encoding, self._limit = exchange, call.encoding, limit
         self._inbound = exchange.open_inbound()
-        self._decoder = MessageDecoder(limit=limit, encoding=call.encoding, setting=SETTING)
+        self._decoder = MessageDecoder(limit=limit, encoding=call.encoding, setting=setting)
         self._inflated = 0  # bytes of the last message, where it was inflated, that its exchange has paid for
         self.count = 0
         """The number of messages that `next` has returned."""
@@ -170,7 +180,7 @@ class Incoming:
             if not raw.compressed:
                 return raw.data
             assert self._encoding is not None, "the prefix is refused otherwise"
-            inflater = MessageInflater(raw.data, self._encoding, limit=self._limit, setting=SETTING)
+            inflater = MessageInflater(raw.data, self._encoding, limit=self._limit, setting=self._setting)
             message = await inflated(self._exchange, inflater, self._limit)
             self._inflated = len(message)
             return message
@@ -193,15 +203,18 @@ class Incoming:
 
 async def inflated(exchange: Exchange, inflater: MessageInflater, limit: int) -> memoryview:
     """Inflates a message. Each step is paid for before it is made. GRPCError; Overloaded."""
-    out, short = GrowingBody(limit), True
+    out, short, owner = GrowingBody(limit), True, exchange.owner
     try:
         while True:
             step, before = (_SHORT_STEP if short else _LONG_STEP), out.size
-            exchange.reserve(step)
             if short:
-                whole = _inflate(inflater, out, step)
+                inflate = partial(_inflate_paid, exchange, inflater, out, step)
+                whole = await codec(INFLATED, inflate, owner, Stage.READ if before else Stage.INFLATE)
             else:
-                whole = await run_in_codec_thread(partial(_inflate, inflater, out, step))
+                stage = Stage.INFLATE if before <= LONG else Stage.READ
+                async with codec_turns().in_thread(owner, stage):
+                    exchange.reserve(step)
+                    whole = await run_in_codec_thread(partial(_inflate, inflater, out, step))
             exchange.unreserve(step - (out.size - before))
             if whole:
                 exchange.copied += out.size
@@ -210,6 +223,11 @@ async def inflated(exchange: Exchange, inflater: MessageInflater, limit: int) ->
     except BaseException:
         out.clear()  # the error's traceback would keep it until the error is answered
         raise
+
+
+def _inflate_paid(exchange: Exchange, inflater: MessageInflater, out: GrowingBody, at_most: int) -> bool:
+    exchange.reserve(at_most)
+    return _inflate(inflater, out, at_most)
 
 
 def _inflate(inflater: MessageInflater, out: GrowingBody, at_most: int) -> bool:
@@ -241,7 +259,7 @@ def end_stream(exchange: Exchange) -> None:
 def reply(exchange: Exchange, message: Sequence[Buffer]) -> None:
     """Answers a unary call with a message."""
     exchange.own_status = 0
-    exchange.outbound.respond(200, _HEAD, *frame(message), trailers=_OK)
+    exchange.outbound.respond_with(200, _HEAD, frame(message), trailers=_OK)
 
 
 def reply_with(exchange: Exchange, kind: MessageType, values: Mapping[str, Any]) -> None:

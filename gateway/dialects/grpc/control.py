@@ -55,14 +55,14 @@ class ControlDialect:
     async def statistics(self, exchange: Exchange, call: CallHead) -> None:
         """ModelStatistics: of one model; of all models if the call names none."""
         asked, told = tables.MODEL_STATISTICS
-        fields = await self._calls.read(exchange, call, asked)
+        fields = await self._calls.small.read(exchange, call, asked)
         found = self._control.statistics_of(exchange, fields["name"], fields["version"])
         reply_with(exchange, told, fitting(told, msgspec.to_builtins(found)))
 
     async def index(self, exchange: Exchange, call: CallHead) -> None:
         """RepositoryIndex. There is one repository, without a name."""
         asked, told = tables.REPOSITORY_INDEX
-        fields = await self._calls.read(exchange, call, asked)
+        fields = await self._calls.small.read(exchange, call, asked)
         if fields["repository_name"]:
             raise CallRefused(StatusCode.UNIMPLEMENTED, _NO_REPOSITORIES)
         found = await self._control.indexed(exchange, ready=fields["ready"])
@@ -83,7 +83,7 @@ class ControlDialect:
     async def unload(self, exchange: Exchange, call: CallHead) -> None:
         """RepositoryModelUnload: answered once nothing of the model is left."""
         asked, told = tables.REPOSITORY_MODEL_UNLOAD
-        fields = await self._calls.read(exchange, call, asked)
+        fields = await self._calls.small.read(exchange, call, asked)
         await self._models.unload(self._named(exchange, fields))
         reply_with(exchange, told, {})
 
@@ -97,7 +97,7 @@ class ControlDialect:
     async def log(self, exchange: Exchange, call: CallHead) -> None:
         """LogSettings: the settings of this process's log, after changing those that the call has."""
         asked, told = tables.LOG_SETTINGS
-        fields = await self._calls.read(exchange, call, asked)
+        fields = await self._calls.small.read(exchange, call, asked)
         if fields["settings"]:
             self._control.check_allowed(exchange)
             settings = changed_log(
@@ -125,7 +125,7 @@ class ControlDialect:
         asked, told = tables.METHODS[f"/{SERVICE}/{name}"]
 
         async def answer(exchange: Exchange, call: CallHead) -> None:
-            await self._calls.read(exchange, call, asked)
+            await self._calls.small.read(exchange, call, asked)
             reply_with(exchange, told, {})
 
         return answer

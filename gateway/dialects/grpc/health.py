@@ -35,7 +35,7 @@ class HealthDialect:
 
     async def check(self, exchange: Exchange, call: CallHead) -> None:
         """Check: NOT_FOUND for an unknown service."""
-        fields = await self._calls.read(exchange, call, _ASKED)
+        fields = await self._calls.small.read(exchange, call, _ASKED)
         status = self._status(fields["service"])
         if status == _UNKNOWN:
             raise NotFound(f"there is no service {fields['service'][:100]!r}")
@@ -44,7 +44,7 @@ class HealthDialect:
     async def watch(self, exchange: Exchange, call: CallHead) -> None:
         """Watch: sends the status now, and again within 1 s of each change. Ends when the client leaves, and once the server
         drains, after the status of that moment."""
-        fields = await self._calls.read(exchange, call, _ASKED)
+        fields = await self._calls.small.read(exchange, call, _ASKED)
         start_stream(exchange)
         told = -1
         while True:

@@ -8,7 +8,8 @@ from time import perf_counter_ns
 from typing import Any, final
 
 from gateway.codecs.tensors import SHORT
-from gateway.codecs.threads import codec
+from gateway.codecs.threads import FREE, LONG, codec, run_in_codec_thread
+from gateway.codecs.turns import Stage, codec_turns
 from gateway.core.exchange import Exchange
 from gateway.core.route import Row
 from gateway.dialects.call import session_of
@@ -26,11 +27,14 @@ from protocols.events import Buffer
 from protocols.grpc.heads import CallHead
 from protocols.grpc.protobuf import ProtobufError
 from protocols.grpc.status import StatusCode
-from protocols.grpc.v2_messages import InferCall, InferRequestReader, InferResponseWriter, contents_size, read_names
+from protocols.grpc.v2_messages import InferCall, InferRequestReader, InferResponseWriter, read_names, size_of
 from protocols.v2.metadata import ModelSignature
 from protocols.v2.tensors import NO_PARAMETERS, Parameters, V2Error, V2Tensor
 
 _TENSOR = Family.TENSOR
+_TOP = 1024  # fields of its own that a message has, at most, if it is measured on the loop
+_AT_ONCE = 256 * 1024  # bytes, of fields that are few, which are read on the loop
+_WEIGHT = 8  # a field of two bytes takes as long to read as sixteen bytes of JSON
 SERVICE = "inference.GRPCInferenceService"
 
 
@@ -48,22 +52,32 @@ class InferMessages:
         CallRefused if the message cannot be read; Overloaded."""
         reader = self._reader
         try:
-            if len(message) <= SHORT:
+            if len(message) <= FREE:
                 return reader.read(message)
             if (call := reader.planned(message)) is not None:
                 return call
-            typed = contents_size(message, self.tensors.bounds)
-            exchange.making(typed)
-            parts = await codec(typed, partial(reader.parts, message))
-            exchange.making(parts.cost)
-            return await codec(parts.work, partial(reader.call, parts))
+            owner = (exchange if isinstance(exchange, Exchange) else exchange.exchange).owner
+            size = size_of(message, _TOP)
+            if size is not None and (work := size.described + size.tensors) <= _AT_ONCE:
+                exchange.making(size.cost)
+                parts = await codec(min(_WEIGHT * work, LONG), partial(reader.parts_at_once, message), owner, Stage.READ)
+                if parts is not None:
+                    exchange.making(parts.cost)
+                    return await codec(parts.work, partial(reader.call, parts), owner)
+            async with codec_turns().in_thread(owner, Stage.READ):
+                size = size or await run_in_codec_thread(partial(size_of, message))
+                if size is not None:
+                    exchange.making(size.cost)
+                parts = await run_in_codec_thread(partial(reader.parts, message))
+                exchange.making(parts.cost)
+                return await run_in_codec_thread(partial(reader.call, parts))
         except ProtobufError as e:
             raise CallRefused.of(e) from None
 
     def names_of(self, message: Buffer) -> tuple[str, str, str]:
         """The model, version and id that a refused request names; empty if the message cannot be read."""
         try:
-            return read_names(message, self.tensors.bounds)
+            return read_names(message)
         except ProtobufError:
             return "", "", ""
 

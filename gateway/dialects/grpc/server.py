@@ -43,19 +43,19 @@ class ServerDialect:
     async def live(self, exchange: Exchange, call: CallHead) -> None:
         """ServerLive: true while the process answers."""
         asked, told = tables.SERVER_LIVE
-        await self._calls.read(exchange, call, asked)
+        await self._calls.small.read(exchange, call, asked)
         reply_with(exchange, told, {"live": True})
 
     async def ready(self, exchange: Exchange, call: CallHead) -> None:
         """ServerReady: false while a required model does not answer, and from the first moment of a drain."""
         asked, told = tables.SERVER_READY
-        await self._calls.read(exchange, call, asked)
+        await self._calls.small.read(exchange, call, asked)
         reply_with(exchange, told, {"ready": not self._management.unready})
 
     async def model_ready(self, exchange: Exchange, call: CallHead) -> None:
         """ModelReady: false also for an unknown model."""
         asked, told = tables.MODEL_READY
-        fields = await self._calls.read(exchange, call, asked)
+        fields = await self._calls.small.read(exchange, call, asked)
         try:
             worker = self._tensors.worker(exchange, fields["name"], fields["version"])
             ready = worker.ready and not self._management.draining
@@ -66,13 +66,13 @@ class ServerDialect:
     async def server(self, exchange: Exchange, call: CallHead) -> None:
         """ServerMetadata."""
         asked, told = tables.SERVER_METADATA
-        await self._calls.read(exchange, call, asked)
+        await self._calls.small.read(exchange, call, asked)
         reply_with(exchange, told, fitting(told, self._metadata))
 
     async def model(self, exchange: Exchange, call: CallHead) -> None:
         """ModelMetadata."""
         asked, told = tables.MODEL_METADATA
-        fields = await self._calls.read(exchange, call, asked)
+        fields = await self._calls.small.read(exchange, call, asked)
         worker = self._tensors.worker(exchange, fields["name"], fields["version"])
         metadata = v2.model_metadata(self._tensors.codec_of(worker).signature)
         reply_with(exchange, told, fitting(told, msgspec.json.decode(metadata)))
@@ -80,7 +80,7 @@ class ServerDialect:
     async def config(self, exchange: Exchange, call: CallHead) -> None:
         """ModelConfig: read by Triton's clients before they measure."""
         asked, told = tables.MODEL_CONFIG
-        fields = await self._calls.read(exchange, call, asked)
+        fields = await self._calls.small.read(exchange, call, asked)
         worker = self._tensors.worker(exchange, fields["name"], fields["version"])
         config = msgspec.json.decode(v2.model_config(self._tensors.codec_of(worker).signature))
         reply_with(exchange, told, fitting(told, {"config": config}))

@@ -54,7 +54,8 @@ class CallRefused(GatewayError):
         """The refusal for an error that `protocols.grpc` raised."""
         if isinstance(error, GRPCError):
             return cls(error.code, error.message)
-        return cls(StatusCode.INTERNAL, f"the message cannot be read: {error}")
+        code = StatusCode.RESOURCE_EXHAUSTED if error.over_limit else StatusCode.INTERNAL
+        return cls(code, f"the message cannot be read: {error}")
 
 
 def code_of(error: GatewayError) -> StatusCode:

@@ -68,8 +68,12 @@ class ModelStreamDialect:
         client leaves, all of its models are cancelled at once. With the metadata `triton_grpc_error: true`, the first
         request that fails ends the stream with its status."""
         self._calls.begin(exchange, call)
-        stream = _Stream(exchange, call, self._calls.limit, self._messages, self._at_once)
-        await stream.serve()
+        incoming = Incoming(exchange, call, self._calls.limit)
+        first = await incoming.next()  # a stream that has said nothing has no tasks of its own
+        if first is not None:
+            stream = _Stream(exchange, incoming, first, self._messages, self._at_once)
+            del first  # the stream may outlive it
+            await stream.serve()
         end_stream(exchange)
 
 
@@ -145,14 +149,17 @@ class _Task:
 class _Stream:
     """One call of ModelStreamInfer."""
 
-    def __init__(self, exchange: Exchange, call: CallHead, limit: int, messages: InferMessages, at_once: int) -> None:
-        self._exchange, self._messages = exchange, messages
-        self._incoming = Incoming(exchange, call, limit)
+    def __init__(
+        self, exchange: Exchange, incoming: Incoming, first: memoryview, messages: InferMessages, at_once: int
+    ) -> None:
+        self._exchange, self._incoming, self._messages = exchange, incoming, messages
+        self._first: memoryview | None = first  # the message that is read and not answered yet
         self._as_status = exchange.fields.get(_AS_STATUS, b"").lower() == b"true"
         self._turn = exchange.outbound.turn
-        self._places = trio.Semaphore(at_once, max_value=at_once)
+        self._places = at_once  # for further requests; only the leading task takes one
+        self._vacant: trio.Event | None = None  # the leading task waits for a place
         self._followers: list[_Task] = []
-        self._speaking = trio.Lock()
+        self._speaking: trio.Lock | None = None  # made for the first that waits for room
         self._answered = _NOW  # the end of the last request that is answered in order
         self._ended = False  # the client sends no more
         self._error: Exception | None = None
@@ -273,15 +280,16 @@ class _Stream:
 
     async def _next(self, scope: trio.CancelScope) -> _Request | None:
         """The request in the next message, or its refusal; None where there are no more."""
-        turn, places, messages = self._turn, self._places, self._messages
+        turn, messages = self._turn, self._messages
         if turn.left <= SENT or turn.over():  # here, as inside a request another task would be promoted
             await turn.renew()
-        if places.value:
-            places.acquire_nowait()
-        else:
-            await places.acquire()
-        message = await self._incoming.next()
-        if message is None:
+        if not self._places:
+            self._vacant = trio.Event()
+            await self._vacant.wait()
+        self._places -= 1
+        if (message := self._first) is not None:
+            self._first = None
+        elif (message := await self._incoming.next()) is None:
             return None
         self._incoming.taken()  # from now on its call pays for it
         inner = InnerCall(self._exchange, self._incoming.count, len(message), scope)
@@ -354,7 +362,9 @@ class _Stream:
         request.error = None  # it knows frames that know the request
         request.after.set()
         request.inner.close()
-        self._places.release()
+        self._places += 1
+        if self._vacant is not None:
+            self._vacant.set()
 
     # -- models --------------------------------------------------------------------------------------------------------
 
@@ -442,12 +452,14 @@ class _Stream:
     def _try_say(self, buffers: Sequence[Buffer]) -> bool:
         """Sends a message if no other one waits and there is room. False if it is not sent."""
         n = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-        if self._speaking.locked() or not self._exchange.outbound.try_room(n):
+        if (self._speaking is not None and self._speaking.locked()) or not self._exchange.outbound.try_room(n):
             return False
         self._push(buffers)
         return True
 
     async def _speak(self, n: int, make: Callable[[], Sequence[Buffer]]) -> None:
+        if self._speaking is None:
+            self._speaking = trio.Lock()
         async with self._speaking:
             await self._exchange.outbound.wait_room(n)
             self._push(make())

@@ -18,8 +18,9 @@ import numpy as np
 from gateway.codecs.threads import codec
 from gateway.core.exchange import Exchange
 from gateway.dialects.inner_call import InnerCall
+from gateway.dialects.text.requests import tell_passed
 from gateway.dialects.v2.requests import OBJECT, V2Calls
-from gateway.dialects.v2.text import TextAsked, text_asked
+from gateway.dialects.v2.text import TextAsked, text_asked, with_room
 from gateway.workers.worker import Worker
 from models.messages import utf8
 from protocols.grpc.v2_messages import InferCall
@@ -27,6 +28,8 @@ from protocols.v2.generate import read_object
 from protocols.v2.tensors import BytesData, V2Error, V2Tensor, show
 
 _STREAM, _WITHOUT_PROMPT = "stream", "exclude_input_in_output"
+_PROMPT = "text_input"
+_LIGHT = 8  # bytes of the prompt that are read as fast as one byte of JSON
 _NUMBER = 40  # characters of the longest string that is read as a number
 
 
@@ -49,7 +52,13 @@ async def read_text(caller: Exchange | InnerCall, call: InferCall, worker: Worke
         raise V2Error(f"the inputs have at most {most} bytes (limits.text_json), got {size}", status=413)
     cost = 2 * (size + OBJECT * sum(array.size for array in arrays))  # as they came, and as texts and numbers
     caller.making(cost)
-    return await codec(cost, partial(_read, call, worker, calls))
+    exchange = caller if isinstance(caller, Exchange) else caller.exchange
+    prompt = sum(len(t.array.data) for t in call.request.inputs if t.name == _PROMPT and type(t.array) is BytesData)
+    work = cost - 2 * prompt + prompt // _LIGHT
+    read = await codec(work, partial(_read, call, worker, calls), exchange.owner)
+    tell_passed(exchange, worker, read.asked.unknown)
+    asked = await with_room(caller, worker, read.asked)
+    return read if asked is read.asked else msgspec.structs.replace(read, asked=asked)
 
 
 def _read(call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
@@ -62,7 +71,7 @@ def _read(call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
         if tensor.name in given:
             raise V2Error(f"{show(tensor.name)} is there twice, as an input and as a parameter")
         given[tensor.name] = _value_of(tensor)
-    text = given.pop("text_input", None)
+    text = given.pop(_PROMPT, None)
     if type(text) is not str or not text:
         raise V2Error(
             f"model {worker.name!r} speaks {worker.spec.family.value}, and is asked by an input 'text_input': "

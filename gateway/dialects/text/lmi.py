@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, final
 
+import msgspec
+
 from gateway.codecs.prompts import prompt_of
 from gateway.codecs.threads import codec
 from gateway.config import LMIConfig
@@ -30,12 +32,16 @@ from gateway.dialects.text.openai import OpenAIDialect
 from gateway.dialects.text.requests import (
     LINE,
     OnePrompt,
+    PromptReport,
     TextCalls,
     check_supported,
+    decided_own,
     document_in,
     rule_of,
     table_of,
+    tell_passed,
     within_ceiling,
+    within_room,
 )
 from gateway.errors import (
     Ending,
@@ -94,6 +100,7 @@ class LMIDialect:
         limits, options = self._models.config.limits, self._calls.options(worker)
         answer = wrapping or exchange.outbound
         own = formatting is not None and worker.spec.input_formatter is not None
+        unknown: tuple[str, ...] = ()
         try:
             if formatting is not None and own:
                 document = await read_input(exchange, worker, body, limits, formatting)
@@ -105,7 +112,8 @@ class LMIDialect:
                 if options.rolling_batch == "disable":
                     await self._dynamic.generate(exchange, worker, document, len(body), options, wrapping)
                     return
-            request = await codec(len(body), partial(_parse, document, options))
+            judge = None if own else worker
+            request, unknown = await codec(len(body), partial(_parse, document, options, judge))
             parameters = document.get("parameters")
             del document  # with members that nothing reads
             if not own and not request.parameters.extra:
@@ -120,6 +128,11 @@ class LMIDialect:
         except WorkerLost:  # the model's process died while it read the request
             if worker.successor is None:
                 raise
+        if unknown:
+            tell_passed(exchange, worker, unknown)
+        if worker.context:
+            within, _ = await within_room(exchange, worker, request.inputs, request.parameters)
+            request = msgspec.structs.replace(request, parameters=within)
         if formatting is not None and worker.successor is not None:  # a new version has replaced the model
             await self._generate_formatted(exchange, worker, body, wrapping)
             return
@@ -148,12 +161,17 @@ class LMIDialect:
             await self.generate(exchange, worker, body, wrapping, formatting)
 
 
-def _parse(document: dict[str, Any], options: LMIConfig) -> lmi.TextRequest:
+def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker | None) -> tuple[lmi.TextRequest, tuple[str, ...]]:
+    """The request, and the parameters that nobody here knows. `worker`: the model, unless its own formatter has read the
+    members."""
     name = options.output_formatter
     configured = lmi.Formatter(name) if name and name not in _CHAT_FORMATTERS else None
-    return lmi.parse_document(
+    request = lmi.parse_document(
         document, configured=configured, tgi=options.tgi_compat, table=table_of(options), rule=rule_of(options)
     )
+    if worker is None or not (request.parameters.extra or document.keys() - lmi.MEMBERS):
+        return request, ()
+    return decided_own(worker, request, document)
 
 
 @final
@@ -168,26 +186,28 @@ class _TextChannel(OnePrompt):
         worker: Worker,
         max_text: int,
     ) -> None:
-        super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters))
+        report: PromptReport | None = None
+        if request.parameters.decoder_input_details and (member := request.shows_prompt):
+            report = PromptReport(worker, f"parameters.{member}")
+        super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters), report)
         self._request, self._answer, self._outbound = request, answer, exchange.outbound
         self.asks: Session[Any, Any] | None = None
         """The session, which keeps the number of the prompt's tokens; None if the answer does not need it, or has it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
         self._line: Callable[[int, str, float | None], bytes] | None = None
-        """Makes the line of a plain token; None until the head is out."""
+        """Makes the line of a plain token while `text` need not judge it; None until the head is out."""
         self._reason = self._rest = ""
 
-    def try_send(self, message: object, /) -> bool:
+    def try_send(self, message: object, /, has_room: bool = False) -> bool:
         """Sends the most frequent message without waiting: a plain token in mid-stream. `text` need not judge it, as the
         encoder counts tokens too. False, and nothing is sent, for any other message and if there is no room."""
         line = self._line
         if type(message) is not Token or line is None or message.finish is not None:
             return False
-        judge = self.text
-        if judge.judges or message.special or message.prefill or message.sequence or (message.data and judge.decodes):
+        if message.special or message.prefill or message.sequence or (message.data and self.text.decodes):
             return False
         outbound, text = self._outbound, message.text
-        if not outbound.try_room(len(text) + LINE):
+        if not has_room and not outbound.try_room(len(text) + LINE):
             return False
         try:
             piece = line(message.id, text, message.log_prob)
@@ -195,14 +215,17 @@ class _TextChannel(OnePrompt):
             raise _too_long(e) from None
         outbound.push_piece(piece)
         if self._encoder.finished:
+            self._line = None
             self._end()
-            judge.stop()
+            self.text.stop()
         return True
 
     async def send(self, message: Token | Finish, /) -> None:
         if self.try_send(message):
             return
         text = self.text
+        if self._report is not None:
+            self.check_report(message)
         if not text.passes(message):
             await text.drop()
             return
@@ -210,10 +233,14 @@ class _TextChannel(OnePrompt):
             await self._exchange.turn.checkpoint()
         else:
             await self._answer.wait_room(self._size(message))
-        by = self._line is not None and not text.judges
+            if self._line is not None and self.try_send(message, has_room=True):
+                return
+        by = self._line is not None
         if by:  # tokens before it may have been sent by `try_send`
             text.went_by(self._encoder.generated_tokens)
         message = text.take(message)
+        if text.judges:
+            self._line = None
         try:
             if type(message) is Finish:
                 self._finished(message)
@@ -270,7 +297,7 @@ class _TextChannel(OnePrompt):
     def _start(self) -> None:
         content_type = (b"content-type", self._encoder.content_type.encode())
         self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
-        if self._answer is self._outbound:
+        if self._answer is self._outbound and not self.text.judges:
             self._line = self._encoder.line
 
     def finish(self) -> None:
@@ -278,6 +305,8 @@ class _TextChannel(OnePrompt):
         exchange, answer, encoder = self._exchange, self._answer, self._encoder
         if exchange.outbound.finishing is not None:
             return
+        if self._report is not None:
+            self.check_report(None)
         try:
             for sequence, text in self.text.rests():
                 encoder.rest(text, sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, final
 
+import msgspec
 import trio
 
 from gateway.codecs.prompts import prompt_of
@@ -15,7 +16,18 @@ from gateway.core.outbound import Outbound
 from gateway.dialects.answers import JSON, Wrapping, reply_headers
 from gateway.dialects.call import session_of
 from gateway.dialects.text.lmi_errors import refuse_as_dynamic
-from gateway.dialects.text.requests import LINE, OnePrompt, TextCalls, check_supported, rule_of, table_of, within_ceiling
+from gateway.dialects.text.requests import (
+    LINE,
+    OnePrompt,
+    TextCalls,
+    check_supported,
+    decided_own,
+    rule_of,
+    table_of,
+    tell_passed,
+    within_ceiling,
+    within_room,
+)
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelFailed
 from gateway.workers.worker import Worker
@@ -45,21 +57,14 @@ class DynamicDialect:
         slot."""
         answer = wrapping or exchange.outbound
         try:
-            read = partial(
-                lmi.parse_dynamic_document,
-                document,
-                streaming=options.enable_streaming,
-                max_prompts=options.max_prompts,
-                table=table_of(options),
-                rule=rule_of(options),
-            )
-            request = await codec(size, read)
+            request, unknown = await codec(size, partial(_parse, document, options, worker))
             check_supported(worker, request, options)
             request = within_ceiling(worker, self._calls.models.config.limits, request)
         except lmi.LMIError as e:
             body = lmi.dynamic_error_body(e.message, e.status)
             answer.respond(e.status, [JSON, *lmi.response_headers()], body, ending=Ending.REFUSED)
             return
+        tell_passed(exchange, worker, unknown)
         batch = _Batch(exchange, request, answer, options)
         if wrapping is None:
             exchange.fail = batch.fail
@@ -68,6 +73,18 @@ class DynamicDialect:
         with await worker.slots.take(exchange):
             await batch.run(worker)
         batch.finish()
+
+
+def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker) -> tuple[lmi.DynamicRequest, tuple[str, ...]]:
+    """The request, and the parameters that nobody here knows."""
+    request = lmi.parse_dynamic_document(
+        document,
+        streaming=options.enable_streaming,
+        max_prompts=options.max_prompts,
+        table=table_of(options),
+        rule=rule_of(options),
+    )
+    return decided_own(worker, request, document)
 
 
 @final
@@ -85,14 +102,19 @@ class _Batch:
 
     async def run(self, worker: Worker) -> None:
         """Calls the model for each prompt, side by side. The first failure stops the others and is raised."""
-        exchange = self.exchange
+        exchange, request = self.exchange, self.request
+        prompts = [prompt_of(text, request.parameters) for text in request.inputs]
+        if worker.context:
+            for place, prompt in enumerate(prompts):
+                parameters, _ = await within_room(exchange, worker, prompt.text, prompt.parameters)
+                prompts[place] = msgspec.structs.replace(prompt, parameters=parameters)
         try:
             async with trio.open_nursery() as around:
                 if self.encoder.streaming and len(self.request.inputs) > 1:
                     around.start_soon(self._complete_lines)
                 async with trio.open_nursery() as nursery:
-                    for place, text in enumerate(self.request.inputs):
-                        channel = _PromptChannel(self, worker, place, prompt_of(text, self.request.parameters))
+                    for place, prompt in enumerate(prompts):
+                        channel = _PromptChannel(self, worker, place, prompt)
                         session = session_of(exchange, worker, channel)
                         nursery.start_soon(partial(self._run_one, channel, worker.call, session, exchange, Family.TEXT))
                 around.cancel_scope.cancel()

@@ -23,7 +23,7 @@ from models.errors import ModelError
 from models.formatters import TextInput
 from models.messages import Family, Finish, FinishReason, Prompt, Token, utf8
 from protocols import lmi
-from protocols.strict_json import cost_of
+from protocols.json.strict import cost_of
 
 _LEADING = 64  # bytes in which JSON must begin, so that its cost is counted before it is read
 

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, final
 
+import msgspec
+
 from gateway.codecs.prompts import prompt_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
@@ -20,13 +22,18 @@ from gateway.dialects.text.requests import (
     LINE,
     Asked,
     OnePrompt,
+    PromptReport,
     TextCalls,
     chat_prompt,
     count_tokens,
+    decided,
     document_in,
     not_supported,
+    tell_passed,
+    unreported,
     unsupported,
     within_ceiling,
+    within_room,
 )
 from gateway.errors import (
     BadRequest,
@@ -47,7 +54,7 @@ from models.chat import ChatMessage
 from models.convert import convertible
 from models.messages import Family, Finish, Prompt, Token
 from models.session import Session
-from protocols import lmi, openai
+from protocols import lmi, openai, text_members
 
 _ANY = ("", "tgi", "dummy")
 """Names of models that count as no name. Clients that must name a model send them (text-generation, huggingface_hub)."""
@@ -92,8 +99,8 @@ class OpenAIDialect:
         try:
             worker = self._worker(exchange, document)
             options = self._calls.options(worker)
-            read = partial(openai.parse_completion, document, max_tokens=self._models.config.openai.max_tokens)
-            request = await codec(size, read)
+            read = partial(_read_completion, worker, document, self._models.config.openai.max_tokens)
+            request, unknown = await codec(size, read)
             del document, read
             if not request.parameters.extra:
                 exchange.making(0)
@@ -102,6 +109,7 @@ class OpenAIDialect:
         except openai.OpenAIError as e:
             _refuse_request(exchange.outbound, e)
             return
+        tell_passed(exchange, worker, unknown)
         encoder = openai.CompletionEncoder(
             request,
             id=f"cmpl-{exchange.id}",
@@ -115,13 +123,14 @@ class OpenAIDialect:
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models: the models that can answer as text models."""
         seen = self._models.seen_by(exchange.permit).values()
-        speakers = [w.name for w in seen if convertible(w.spec.family, Family.TEXT)]
-        exchange.outbound.respond(200, [JSON], openai.models_body([(name, self._since) for name in sorted(speakers)]))
+        speakers = {w.name: w.context for w in seen if convertible(w.spec.family, Family.TEXT)}
+        listed = [(name, self._since) for name in sorted(speakers)]
+        exchange.outbound.respond(200, [JSON], openai.models_body(listed, contexts=speakers))
 
     async def model(self, exchange: Exchange, name: str) -> None:
         """GET /v1/models/{name}."""
         worker = self._models.named(exchange.permit, name, Family.TEXT, "openai")
-        exchange.outbound.respond(200, [JSON], openai.model_body(worker.name, created=self._since))
+        exchange.outbound.respond(200, [JSON], openai.model_body(worker.name, created=self._since, context=worker.context))
 
     # -- a chat, at these routes and at LMI's ------------------------------------------------------------------------
 
@@ -144,12 +153,13 @@ class OpenAIDialect:
             form = openai.ChatForm.OPENAI if exchange.dialect == "openai" else _form_of(options)
             usual = form is openai.ChatForm.OPENAI
             most = self._models.config.openai.max_tokens if usual else lmi.Parameters().max_new_tokens
-            request, messages = await codec(size, partial(_read_chat, document, most))
+            request, messages, unknown = await codec(size, partial(_read_chat, worker, document, most))
             _check_supported(worker, request, options)
             request = _within_ceiling(worker, self._models.config.limits, request)
         except openai.OpenAIError as e:
             _refuse_request(answer, e)
             return
+        tell_passed(exchange, worker, unknown)
         encoder = openai.ChatEncoder(
             request,
             id=f"chatcmpl-{exchange.id}",
@@ -207,7 +217,7 @@ class _Answer:
         """The number of tokens of each prompt that was begun; None: unknown."""
         self._asking: _ChoicesChannel | None = None
         self._text_member = "messages" if isinstance(request, openai.ChatRequest) else "prompt"
-        self.echo = isinstance(request, openai.CompletionRequest) and request.echo
+        self._reported = isinstance(request, openai.CompletionRequest) and request.shows_prompt
         if isinstance(answer, Outbound):
             exchange.fail = self._fail
         else:
@@ -219,11 +229,18 @@ class _Answer:
         with await worker.slots.take(exchange):
             for place, prompt in enumerate(prompts):
                 self._counts.append(None)
-                self._asking = channel = _ChoicesChannel(self, worker, prompt, place, n)
+                report = PromptReport(worker, "echo") if self._reported else None
+                counted = None
+                if worker.context:
+                    parameters, counted = await within_room(exchange, worker, prompt.text, prompt.parameters)
+                    prompt = msgspec.structs.replace(prompt, parameters=parameters)
+                self._asking = channel = _ChoicesChannel(self, worker, prompt, place, n, report)
+                channel.counted = counted
                 channel.session = session_of(exchange, worker, channel)
                 channel.counter = partial(count_tokens, exchange, worker, prompt.text) if tells else None
                 try:
                     await worker.call(channel.session, exchange, Family.TEXT)
+                    channel.check_report(None)
                     await channel.count()
                     self.reckon()
                 finally:
@@ -294,7 +311,8 @@ class _Answer:
         """The error in OpenAI's form, with the member of the request that the model blames."""
         said = _error_of(error)
         if isinstance(error, ModelFailed) and error.request_to_blame:
-            named = self._given.get(error.message.partition(":")[0])
+            name = error.message.partition(":")[0]
+            named = name if name in self._given.values() else self._given.get(name)
             said.param = self._text_member if error.too_long else named
         return said
 
@@ -303,19 +321,23 @@ class _Answer:
 class _ChoicesChannel(OnePrompt):
     """The channel of one prompt: the tokens of its choices come out."""
 
-    def __init__(self, answer: _Answer, worker: Worker, prompt: Prompt, place: int, n: int) -> None:
-        super().__init__(answer.exchange, worker, prompt)
+    def __init__(
+        self, answer: _Answer, worker: Worker, prompt: Prompt, place: int, n: int, report: PromptReport | None
+    ) -> None:
+        super().__init__(answer.exchange, worker, prompt, report)
         self._answer, self._place, self._n = answer, place, n
         self.session: Session[Any, Any] | None = None
         """The session, which keeps the number of the prompt's tokens once a token has reported it."""
         self.counter: Callable[[], Awaitable[int | None]] | None = None
         """Counts the prompt's tokens; None if the answer has no usage, or once it was called."""
         self._prefilled = 0
-        self._counted: int | None = None
-        self._begun = [False] * n
+        self.counted: int | None = None
+        """The number of the prompt's tokens by the model's `count_tokens`, once it was called."""
 
     async def send(self, message: Token | Finish, /) -> None:
         answer, encoder, text = self._answer, self._answer.encoder, self.text
+        if self._report is not None:
+            self.check_report(message)
         passes = text.passes(message)
         if message.prompt_tokens is not None:
             self._count_prompt(message.prompt_tokens)
@@ -325,13 +347,15 @@ class _ChoicesChannel(OnePrompt):
         if self.counter is not None and encoder.streaming:
             await self._count_before(message)
         sequence = message.sequence
-        size = self._echoed(sequence) + text.held(sequence)
-        if type(message) is Token:
-            await answer.room(size + len(message.text) + len(message.data), len(message.top))
-        else:
-            await answer.room(size, 0)
-        said, message = message, text.take(message)
         choice = self._place * self._n + sequence
+        if type(message) is Finish:
+            await answer.room(encoder.lead(choice) + text.held(sequence), 0)
+        elif message.prefill:
+            await answer.room(0, 0)
+        else:
+            size = encoder.lead(choice) + text.held(sequence)
+            await answer.room(size + len(message.text) + len(message.data), len(message.top))
+        said, message = message, text.take(message)
         try:
             if type(message) is Finish:
                 rest = encoder.rest(text.rest(sequence), choice)
@@ -339,9 +363,8 @@ class _ChoicesChannel(OnePrompt):
                 return
             if message.prefill:
                 self._prefilled += 1
-                encoder.prefill(message.id, message.text, message.log_prob, self._place)
+                encoder.prefill(message.id, message.text, message.log_prob, self._place, message.top, message.data)
                 return
-            self._begun[sequence] = True
             reason = None if message.finish is None else message.finish.value
             # A token that now shows text held back by earlier ones had no bytes of its own: its bytes are empty then.
             unchanged = type(said) is Token and message.text == said.text
@@ -365,14 +388,14 @@ class _ChoicesChannel(OnePrompt):
         """The number of the prompt's tokens: the one that the model has set, otherwise that of the prompt tokens it has
         sent, otherwise the result of its `count_tokens`; None if unknown."""
         said = None if self.session is None else self.session.prompt_tokens
-        return said if said is not None else self._prefilled or self._counted
+        return said if said is not None else self._prefilled or self.counted
 
     async def count(self) -> None:
         """Counts the prompt's tokens, if the answer has usage and the model has not reported their number."""
         if (counter := self.counter) is not None:
             self.counter = None
             if self.prompt_tokens is None:
-                self._counted = await counter()
+                self.counted = await counter()
 
     async def _count_before(self, message: Token | Finish) -> None:
         """Counts the prompt's tokens before the first chunk, whose head shows whether the usage has them."""
@@ -384,10 +407,6 @@ class _ChoicesChannel(OnePrompt):
         assert self.session is not None
         self.session.prompt_tokens = count
         self._answer.reckon()
-
-    def _echoed(self, sequence: int) -> int:
-        """The number of the prompt's characters that a choice's first chunk has before its own text."""
-        return len(self._prompt.text) if self._answer.echo and not self._begun[sequence] else 0
 
     def end(self) -> None:
         """Sends text that was held back, after the model has returned or was stopped."""
@@ -436,16 +455,37 @@ def _too_long(error: openai.OpenAIError) -> ModelFailed:
     return ModelFailed(error.message, code="TooLong", status=500)
 
 
-def _read_chat(document: dict[str, Any], max_tokens: int) -> tuple[openai.ChatRequest, list[ChatMessage]]:
-    """The request, and its messages in the form that the model's template takes."""
-    request = openai.parse_chat(document, max_tokens=max_tokens)
-    return request, [ChatMessage(role=m.role, content=m.content, name=m.name) for m in request.messages]
+def _read_chat(
+    worker: Worker, document: dict[str, Any], max_tokens: int
+) -> tuple[openai.ChatRequest, list[ChatMessage], tuple[str, ...]]:
+    """The request, its messages in the form that the model's template takes, and the members that nobody here knows."""
+    request, unknown = _decided(worker, openai.parse_chat(document, max_tokens=max_tokens), "chat")
+    return request, [ChatMessage(role=m.role, content=m.content, name=m.name) for m in request.messages], unknown
+
+
+def _read_completion(
+    worker: Worker, document: dict[str, Any], max_tokens: int
+) -> tuple[openai.CompletionRequest, tuple[str, ...]]:
+    """The request, and the members that nobody here knows."""
+    return _decided(worker, openai.parse_completion(document, max_tokens=max_tokens), "completions")
+
+
+def _decided(worker: Worker, request: Asked, form: text_members.Form) -> tuple[Asked, tuple[str, ...]]:
+    """The request with what its model gets, and the names to tell. OpenAIError names a member that is refused."""
+    try:
+        return decided(worker, request, form)
+    except text_members.MemberRefused as e:
+        raise openai.OpenAIError(e.message, param=e.path) from None
 
 
 def _check_supported(worker: Worker, request: openai.ChatRequest | openai.CompletionRequest, options: LMIConfig) -> None:
-    """Raises OpenAIError, which names the member, for a parameter that the model does not support."""
+    """Raises OpenAIError, which names the member, for a parameter that the model does not support, and for the tokens of a
+    prompt that it does not report."""
     if name := unsupported(worker, request.parameters, request.given, options):
         raise openai.OpenAIError(f"{name}: {not_supported(worker)}", param=name)
+    shown = isinstance(request, openai.CompletionRequest) and request.shows_prompt
+    if shown and (why := unreported(worker, request.parameters.prompt_logprobs or 0)):
+        raise openai.OpenAIError(f"echo: {why}", param="echo")
 
 
 def _within_ceiling(worker: Worker, limits: LimitsConfig, request: Asked) -> Asked:

@@ -23,7 +23,8 @@ from models.messages import Family, InferRequest, InferResponse
 from models.session import Call, Channel, Session
 from protocols import v2
 from protocols.events import Buffer
-from protocols.jsonlines import unbroken
+from protocols.json.lines import unbroken
+from protocols.sse import CONTENT_TYPE
 
 _TENSOR = Family.TENSOR  # named once, as it is looked up for each request
 _LONG = 2 * 1024 * 1024  # bytes above which copying would block the loop
@@ -60,17 +61,19 @@ class UnaryCall(_Requests, Session[InferRequest, InferResponse]):
 
     __slots__ = ("_arriving", "_exchange", "_given", "_request", "_worker", "exhausted", "outputs", "response", "size")
 
+    response: InferResponse | None
+    """The model's only response; None if it gave none or several. `outputs` and `size` are set together with it."""
+    outputs: list[v2.V2Tensor]
+    """The outputs of the response, as the codec takes them."""
+    size: int
+    """The number of their elements, as `outputs_of` counts them."""
+
     def __init__(self, exchange: Exchange, worker: Worker, request: v2.V2Request, arriving: Arriving | None = None) -> None:
         self._exchange, self._worker, self._request, self._arriving = exchange, worker, request, arriving
         self._call = self._reply = self._prompt_tokens = None
         self.deadline = exchange.deadline
         self.exhausted = self._given = False
-        self.response: InferResponse | None = None
-        """The model's only response; None if it gave none or several. `outputs` and `size` are set together with it."""
-        self.outputs: list[v2.V2Tensor]
-        """The outputs of the response, as the codec takes them."""
-        self.size: int
-        """The number of their elements, as `outputs_of` counts them."""
+        self.response = None
 
     @property
     def channel(self) -> Channel[InferRequest, InferResponse]:  # type: ignore[override]
@@ -186,7 +189,7 @@ def _event(text: Buffer, data: Sequence[Buffer] = ()) -> Sequence[Buffer]:
     return (b"".join(event),) if len(text) <= _JOINED else event
 
 
-EVENTS = StreamForm(f"{v2.EVENTS}; charset=utf-8", _event)
+EVENTS = StreamForm(CONTENT_TYPE, _event)
 FRAMES = StreamForm(v2.FRAMES, v2.encode_frame)
 
 

@@ -19,11 +19,11 @@ from gateway.dialects.answers import JSON, reply_headers
 from gateway.dialects.call import NO_PARAMETERS, session_of
 from gateway.dialects.compression import compressed
 from gateway.dialects.json_bodies import read_json
-from gateway.dialects.text.requests import OnePrompt
+from gateway.dialects.text.requests import OnePrompt, tell_passed
 from gateway.dialects.v2.channels import EVENTS, StreamChannel, StreamedResponses, UnaryCall
 from gateway.dialects.v2.operations import rows_of
 from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_within, weight_of, writing
-from gateway.dialects.v2.text import TextAsked, WholeText, size_of, taken, text_asked
+from gateway.dialects.v2.text import TextAsked, WholeText, size_of, taken, text_asked, with_room
 from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
 from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
@@ -71,7 +71,7 @@ class GenerateDialect:
             else:
                 read_text = partial(_read_text, body, calls.bounds_of(worker), worker, calls.models.config.limits)
                 asked = await read_json(exchange, body, calls.models.config.limits, read_text)
-                await self._text(exchange, worker, asked, streams=streams)
+                await self._text(exchange, worker, await with_room(exchange, worker, asked), streams=streams)
         except v2.V2Error as e:
             raise error_of(e) from None
 
@@ -93,6 +93,7 @@ class GenerateDialect:
         await self._respond(exchange, text)
 
     async def _text(self, exchange: Exchange, worker: Worker, asked: TextAsked, *, streams: bool) -> None:
+        tell_passed(exchange, worker, asked.unknown)
         within, reply = schedule(exchange, asked.given), partial(_text_reply, worker, asked)
         if streams:
             channel = _TextEvents(exchange, worker, asked.prompt, reply)
@@ -102,7 +103,7 @@ class GenerateDialect:
         kept = WholeText(exchange, worker, asked.prompt)
         with await slot_within(exchange, worker, within):
             await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
-        await self._respond(exchange, reply(kept.whole().decode()))
+        await self._respond(exchange, await _whole(exchange, kept.whole(), reply))
 
     async def _respond(self, exchange: Exchange, text: bytes) -> None:
         level = self._calls.models.config.v2.compression
@@ -152,6 +153,14 @@ def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: Li
         raise v2.V2Error("text_input must be a string that is not empty")
     given = {name: value for name, value, _ in generate.members_of(head) if name != "text_input"}
     return text_asked(text, given, id, worker, bounds)
+
+
+async def _whole(exchange: Exchange, text: bytes, reply: Callable[[str], bytes]) -> bytes:
+    return await codec(len(text), partial(_decoded, reply, text), exchange.owner)
+
+
+def _decoded(reply: Callable[[str], bytes], text: bytes) -> bytes:
+    return reply(text.decode())
 
 
 def _text_reply(worker: Worker, asked: TextAsked, text: str) -> bytes:

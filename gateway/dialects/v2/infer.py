@@ -41,7 +41,7 @@ class InferDialect:
     def infer(self, exchange: Exchange, name: str, version: str = "") -> Coroutine[Any, Any, None]:
         """POST /v2/models/{name}[/versions/{version}]/infer."""
         calls = self._calls
-        worker = calls.worker(exchange, name, version, infers=True)
+        worker = calls.worker(exchange, name, version, True)  # by its place: a named one costs as much as ten
         # Most requests have no such header: the check here saves them a call.
         header_length = calls.header_length(exchange) if v2.IHCL in exchange.fields else None
         if worker.spec.pieces and header_length:
@@ -63,7 +63,6 @@ class InferDialect:
         body: Buffer,
         header_length: int | None,
         wrapping: Wrapping | None = None,
-        *,
         form: Callable[[Headers], Headers] | None = None,
     ) -> None:
         """Answers the inference request in `body`, whatever its route. `wrapping` takes the answer and the errors in place
@@ -104,9 +103,9 @@ class InferDialect:
             wrapping.respond(200, headers, *reply.buffers)
         elif self._level and b"accept-encoding" in exchange.fields:
             headers, buffers = await compressed(exchange, headers, reply.buffers, self._level)
-            exchange.outbound.respond(200, headers, *buffers)
+            exchange.outbound.respond_with(200, headers, buffers)
         else:
-            exchange.outbound.respond(200, varying(headers) if self._level else headers, *reply.buffers)
+            exchange.outbound.respond_with(200, varying(headers) if self._level else headers, reply.buffers)
 
 
 def _refuse(answer: Outbound | Wrapping, error: v2.V2Error) -> None:

@@ -13,8 +13,9 @@ from gateway.dialects.answers import JSON
 from gateway.dialects.v2.requests import refuse
 from protocols import openapi
 from protocols.openapi import Answer, Body, Field, Operation
+from protocols.sse import MEDIA_TYPE
 from protocols.v2 import repository, schema
-from protocols.v2.frames import EVENTS, FRAMES
+from protocols.v2.frames import FRAMES
 from protocols.v2.generate import GenerateReply, GenerateRequest
 from protocols.v2.schema import InferReply, InferRequest
 
@@ -203,7 +204,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 description="The responses.",
                 bodies=(
                     Body(
-                        content_type=EVENTS,
+                        content_type=MEDIA_TYPE,
                         description="A server-sent event for each response: its data are the JSON of an InferReply.",
                     ),
                     Body(
@@ -240,7 +241,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 description="The responses.",
                 bodies=(
                     Body(
-                        content_type=EVENTS,
+                        content_type=MEDIA_TYPE,
                         description="A server-sent event for each response: its data are the JSON of a GenerateReply.",
                     ),
                 ),
@@ -356,4 +357,7 @@ class OpenAPIDialect:
         """GET /v2/openapi.json. The document is made on the first request."""
         if not self._written:
             self._written = msgspec.json.encode(document(self._version))
-        exchange.outbound.respond(200, [JSON], self._written)
+        written = self._written
+        if prefix := exchange.owner.prefix:
+            written = b'{"servers":%b,%b' % (msgspec.json.encode([{"url": prefix}]), written[1:])
+        exchange.outbound.respond(200, [JSON], written)

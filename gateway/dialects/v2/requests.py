@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,8 @@ from typing import Any, final
 import trio
 
 from gateway.codecs.tensors import SHORT, outputs_of, signature_of
-from gateway.codecs.threads import LONG, codec, run_in_codec_thread
+from gateway.codecs.threads import LONG, codec, long_codec, run_in_codec_thread
+from gateway.codecs.turns import Stage, codec_turns
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import JSON as JSON
 from gateway.dialects.answers import refusal_headers
@@ -24,11 +25,14 @@ from models.adapt import AT_ONCE
 from models.blocking import json_turn
 from models.messages import Family, InferResponse
 from protocols import v2
-from protocols.json_text import Census, census_of, find
+from protocols.floods import HEAVY_JSON
+from protocols.json.text import Census, census_of, find
 
 _TENSOR = Family.TENSOR  # a name, as it is looked up for each request
 OBJECT = 64
 """Bytes of memory that an element of BYTES takes beside its content."""
+_PLENTY = 4
+"""The part of all memory that may be in use for a long text to be paid for by its length alone. One is read at a time."""
 _LOOKED_THROUGH = 64 * 1024  # bytes of the longest head that is searched for words on the loop
 _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 
@@ -54,7 +58,7 @@ class V2Calls:
         apart = models.config.listen.processes != 1
         self._in_process = replace(self.bounds, sequences=False) if apart else self.bounds
 
-    def worker(self, exchange: Exchange, name: str, version: str, *, infers: bool = False) -> Worker:
+    def worker(self, exchange: Exchange, name: str, version: str, infers: bool = False) -> Worker:
         """The model of a route, of any family, noted on the exchange. NotFound for an unknown model or version. With
         `infers` it must also be a tensor model, otherwise BadRequest, and take calls, otherwise Unavailable."""
         worker = self._workers.get(name)
@@ -84,9 +88,11 @@ class V2Calls:
     def header_length(self, exchange: Exchange) -> int | None:
         """The length in bytes of the JSON in a body, by the request's head; None if it has none. BadRequest for an invalid
         length."""
-        lengths = exchange.header_values(v2.IHCL)
-        if not lengths:
+        length = exchange.fields.get(v2.IHCL)
+        if length is None:
             return None
+        twice = len(exchange.fields) != len(exchange.request.headers)  # it, or another field
+        lengths = exchange.header_values(v2.IHCL) if twice else (length,)
         try:
             return v2.parse_header_length(lengths)
         except v2.V2Error as e:
@@ -128,20 +134,28 @@ class V2Calls:
         """Calls `parse` for a request whose JSON is `text`, in a thread if that would block the loop. Objects made of
         strings are paid for: before, as many as there may be, and then as many as there are. `named` False: the JSON has no
         datatypes, so any element may be a string."""
+        owner = exchange.owner
         if len(text) <= SHORT:
-            return await codec(size, parse)
+            return await codec(size, parse, owner, Stage.READ)
         if len(text) <= LONG:
-            return await self._paid(exchange, text, size, parse, named=named)
-        async with json_turn():
-            return await self._paid(exchange, text, size, parse, named=named)
+            strings, cost = await codec(len(text), partial(self._cost, text, named=named), owner, Stage.READ)
+            at_once = strings <= AT_ONCE and cost <= HEAVY_JSON and size <= LONG
+            return await self._paid(
+                exchange, text, cost, lambda: codec(size, parse, owner) if at_once else long_codec(parse, owner)
+            )
+        async with codec_turns().in_thread(owner, Stage.READ), json_turn():
+            most = self._most(len(text))
+            if exchange.account.used + most <= exchange.account.limit // _PLENTY:  # a census would cost more than it saves
+                return await self._paid(exchange, text, most, partial(run_in_codec_thread, parse))
+            _, cost = await run_in_codec_thread(partial(self._cost, text, named=named))
+            return await self._paid(exchange, text, cost, partial(run_in_codec_thread, parse))
 
     async def _paid(
-        self, exchange: Exchange, text: memoryview, size: int, parse: Callable[[], v2.V2Request], *, named: bool
+        self, exchange: Exchange, text: memoryview, cost: int, parse: Callable[[], Coroutine[Any, Any, v2.V2Request]]
     ) -> v2.V2Request:
-        strings, cost = await codec(len(text), partial(self._cost, text, named=named))
         exchange.making(cost)
         try:
-            request = await (run_in_codec_thread(parse) if strings > AT_ONCE else codec(size, parse))
+            request = await parse()
             exchange.making(_made_of(request, len(text)))
         except BaseException:
             exchange.making(0)
@@ -159,6 +173,12 @@ class V2Calls:
             return strings, cost + census.cost
         most = Census(objects=bounds.containers, commas=bounds.values).cost
         return strings, cost + min(most, census.cost) + 8 * census.commas
+
+    def _most(self, length: int) -> int:
+        """The most that `_cost` can be for a JSON text of that length."""
+        bounds = self.bounds
+        values = min(Census(objects=bounds.containers, commas=bounds.values).cost, Census(objects=length).cost)
+        return OBJECT * min(length, bounds.elements) + length + values + 8 * length
 
     async def write_long(
         self,
@@ -322,11 +342,12 @@ def _written(outputs: list[v2.V2Tensor], request: v2.V2Request) -> int:
     """The weight of the outputs' elements that are written one by one or sorted."""
     if any(output.classification for output in request.outputs):
         return weight_of(outputs)
-    return weight_of([t for t in outputs if not request.wants_binary(t.name) or not _leaves_as_it_is(t.array)])
+    return weight_of([t for t in outputs if not request.wants_binary(t.name) or not _leaves_as_it_is(t)])
 
 
-def _leaves_as_it_is(array: Any) -> bool:
+def _leaves_as_it_is(output: v2.V2Tensor) -> bool:
     """True if the output's memory is its binary data already, without conversion."""
+    array: Any = output.array
     if isinstance(array, v2.BytesData):
         return True
-    return bool(array.flags.c_contiguous and array.dtype.isnative and not array.dtype.hasobject)
+    return output.datatype != "BYTES" and bool(array.flags.c_contiguous and array.dtype.isnative)

@@ -11,13 +11,15 @@ import msgspec
 from gateway.codecs.prompts import prompt_of
 from gateway.config import LimitsConfig
 from gateway.core.exchange import Exchange
-from gateway.dialects.text.requests import OnePrompt, within_ceiling
+from gateway.dialects.inner_call import InnerCall
+from gateway.dialects.text.requests import OnePrompt, decided, within_ceiling, within_room
 from gateway.errors import ModelFailed
 from gateway.workers.worker import Worker
 from models.continuations import Continuations
 from models.messages import Finish, Prompt, Token, utf8
 from protocols import lmi, v2
 from protocols.events import Buffer
+from protocols.text_members import MemberRefused
 
 _MOST = 16 * 1024 * 1024  # bytes of the longest text that is kept until it is whole
 _BESIDE = 128  # bytes that a response has beside its text, about
@@ -35,6 +37,8 @@ class TextAsked(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     given: Mapping[str, Any]
     """The parameters, as the request has them."""
+    unknown: tuple[str, ...]
+    """The names of those that the model gets although nobody here knows them (`tell_passed`)."""
 
 
 def text_asked(text: str, given: Mapping[str, Any], id: str, worker: Worker, limits: LimitsConfig) -> TextAsked:
@@ -42,10 +46,21 @@ def text_asked(text: str, given: Mapping[str, Any], id: str, worker: Worker, lim
     try:
         request = lmi.parse_document({"inputs": text, "parameters": given})
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
+        request, unknown = decided(worker, request, "own")
         request = within_ceiling(worker, limits, request)
-    except lmi.LMIError as e:
+    except (lmi.LMIError, MemberRefused) as e:
         raise v2.V2Error(e.message) from None
-    return TextAsked(prompt=prompt_of(request.inputs, request.parameters), id=id, given=given)
+    prompt = prompt_of(request.inputs, request.parameters)
+    return TextAsked(prompt=prompt, id=id, given=given, unknown=unknown)
+
+
+async def with_room(caller: Exchange | InnerCall, worker: Worker, asked: TextAsked) -> TextAsked:
+    """The request with no more tokens than its prompt leaves in the model's context (`within_room`)."""
+    if not worker.context:
+        return asked
+    prompt = asked.prompt
+    parameters, _ = await within_room(caller, worker, prompt.text, prompt.parameters)
+    return msgspec.structs.replace(asked, prompt=msgspec.structs.replace(prompt, parameters=parameters))
 
 
 def size_of(text: Continuations, message: Token | Finish) -> int:

@@ -67,7 +67,7 @@ class SessionDialect:
         """
         worker = self._calls.worker(exchange, name, version, infers=True)
         try:
-            accepted = accepted_handshake(exchange)
+            accepted = accepted_handshake(exchange, worker.spec.subprotocols)
         except RemoteProtocolError as e:
             headers = [JSON, *handshake.refusal_headers(e)]
             exchange.outbound.respond(e.status, headers, v2.V2Error(str(e)).error_body(), ending=Ending.REFUSED)

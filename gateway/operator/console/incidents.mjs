@@ -49,7 +49,7 @@ function Incident({group, now}) {
     <div class="top"><h2 class="three">${told.error}</h2>${traceback && html`<button type="button" onClick=${() => copy(told, traceback)}>${copied === told.id ? "Copied" : "Copy"}</button>`}</div>
     <dl class="facts"><${Fact} name="Incident" mono>${told.id}<//><${Fact} name="Model">${told.model ? `${told.model}, version ${told.version}` : "the server itself"}<//>
       <${Fact} name="When">${clock(told.last)}, ${roughly(Math.max(now - told.last, 0))} ago<//><${Fact} name="Stream" mono>${told.stream || NONE}<//>
-      <${Fact} name="Raised at" mono>${told.place}<//><${Fact} name="Client was told">${told.told || NONE}<//>
+      <${Fact} name="Raised at" mono>${told.place || NONE}<//><${Fact} name="Client was told">${told.told || NONE}<//>
       <${Fact} name="Same error">${told.count === 1 ? "once" : `${count(told.count)} times since ${clock(told.first)}`}<//></dl>
     ${!known ? html`<p>–</p>` : traceback ? html`<pre tabindex="0" aria-label="Traceback">${traceback}</pre>` : html`<p>Its traceback is in the server's log alone (operator.tracebacks = false).</p>`}
     <p class="muted">The last 100 distinct errors are kept in memory. Tracebacks hold no local variables, request bodies or headers.</p><//>`;

@@ -129,7 +129,7 @@ const sessions = model => (model.slots_in_use === 1 ? "1 session runs" : `${mode
 function reload(model) {
   confirm({
     title: `Reload ${model.name}?`,
-    text: `The new version loads beside the old one, which serves until then: no request is refused. ${sessions(model)} on the old one; they have their time to end, then they are cut.`,
+    text: `The new version loads beside the old one, which serves until then: no request is refused. ${sessions(model)} on the old one; they have their time to end, then they are cut.${model.instances ? "" : " Changed code is read only for a model folder; else start the server anew."}`,
     verb: "Reload",
     run: () => ask("POST", at(model, "reload"), {}),
   });

@@ -54,7 +54,7 @@ const Select = ({name, label, options, all}) => html`<label class="field">${labe
 export function Streams() {
   const {streams, query} = state;
   const text = (query.get("text") || "").toLowerCase(), wire = query.get("wire");
-  const rows = (streams.rows || []).filter(row => (!wire || row.wire === wire) && (!text || [row.id, row.peer, row.path, row.model].some(has => has.toLowerCase().includes(text))));
+  const rows = (streams.rows || []).filter(row => (!wire || row.wire === wire) && (!text || [row.id, row.client_request_id || "", row.peer, row.path, row.model].some(has => has.toLowerCase().includes(text))));
   const models = [...new Set([...(state.models || []).map(model => model.name), ...(query.get("model") ? [query.get("model")] : [])])];
   const drawn = rows.slice(0, streams.shown), sort = query.get("sort") || "waited";
   const head = (key, name) => html`<button type="button" class="sort" onClick=${() => filtered("sort", key === "waited" ? "" : key)}>${name}${sort === key ? " ↓" : ""}</button>`;
@@ -68,7 +68,7 @@ export function Streams() {
   return html`<${Card} label="Live streams">
     <div class="filters"><${Select} name="waits_for" label="Waits for" options=${WAITS} all="anything" /><${Select} name="model" label="Model" options=${models} all="all" />
       <${Select} name="wire" label="Wire" options=${WIRES} all="all" />
-      <label class="field">Search<input id="search" type="search" placeholder="id, path or peer ( / )" value=${query.get("text") || ""} onInput=${event => filtered("text", event.target.value)} /></label>
+      <label class="field">Search<input id="search" type="search" placeholder="id, client's id, path or peer ( / )" value=${query.get("text") || ""} onInput=${event => filtered("text", event.target.value)} /></label>
       ${query.get("peer") && html`<button type="button" onClick=${() => filtered("peer", "")}>Address ${query.get("peer")} ×</button>`}
       <span class="grow"></span><p class="muted" data-figure="streams">${told(rows, drawn, sort)}</p>
       <button type="button" aria-pressed=${state.paused ? "true" : "false"} onClick=${() => setPaused(!state.paused)}>${state.paused ? "Go on" : "Pause"}</button></div>
@@ -116,7 +116,8 @@ function Opened({row}) {
   return html`<p class="sub">Where its ${duration(all)} went</p><${PartsBar} spent=${row.spent} seconds height="16" />
     <ul class="legend"><li>first item after <b>${duration(row.first)}</b></li><li>items in <b>${count(row.items_in)}</b></li><li>no bytes for <b>${duration(row.idle)}</b></li>
       ${(row.hops || []).map(hop => html`<li key=${hop.name}>${HOP_WORDS[hop.name] || hop.name} <b>${bytes(hop.held)}</b> of ${bytes(hop.limit)}</li>`)}
-      <li>${row.method} <span class="mono clip">${row.path}</span></li><li>status <b>${row.status || NONE}</b></li><li class="mono">${row.id}</li></ul>
+      <li>${row.method} <span class="mono clip">${row.path}</span></li><li>status <b>${row.status || NONE}</b></li><li class="mono">${row.id}</li>
+      ${row.client_request_id && html`<li>the client's id <span class="mono clip">${row.client_request_id}</span></li>`}</ul>
     ${ENDS[row.waits_for] && html`<p class="muted">${ENDS[row.waits_for]}</p>`}`;
 }
 

@@ -14,7 +14,7 @@ import trio
 from msgspec import structs
 
 from models.library.lm.output import Output, top_tokens
-from models.library.lm.parameters import check, delay_seconds
+from models.library.lm.parameters import check, delay_seconds, settled
 from models.library.lm.sampling import BadSequences, Chooser, Floats, Integers, Processors
 from models.library.lm.search import BeamSearch
 from models.library.lm.tokenizer import EOS, TextStream, Tokenizer, pieces
@@ -27,7 +27,7 @@ TABLES = Path(__file__).parents[1] / "data" / "lm.npz"
 PARAMETERS = frozenset(
     (
         "do_sample", "seed", "temperature", "repetition_penalty", "top_k", "top_p", "min_p", "typical_p",
-        "presence_penalty", "frequency_penalty", "logit_bias", "max_new_tokens", "min_length", "ignore_eos_token",
+        "presence_penalty", "frequency_penalty", "logit_bias", "max_new_tokens", "limited", "min_length", "ignore_eos_token",
         "stop_sequences", "stop_token_ids", "include_stop_str_in_output", "bad_sequences", "n", "best_of", "num_beams",
         "length_penalty", "early_stopping", "truncate", "skip_special_tokens", "spaces_between_special_tokens",
         "decoder_input_details", "top_n_tokens", "logprobs", "prompt_logprobs",
@@ -177,6 +177,7 @@ class LanguageModel:
                 id=token,
                 log_prob=None if log_probs is None else float(log_probs[token]),
                 prefill=True,
+                data=self.tokenizer.bytes_of(token),
                 top=() if log_probs is None else top_tokens(self.tokenizer, log_probs, top),
             )
 
@@ -196,7 +197,7 @@ class LanguageModel:
         sent for it.
         """
         async for prompt in session:
-            parameters = prompt.parameters
+            parameters = settled(prompt.parameters)
             check(parameters, len(self.tokenizer))
             delay = delay_seconds(parameters)
             ids = await self._encode(prompt.text)

@@ -17,7 +17,7 @@ from models.blocking import run_step
 from models.library.lm import model
 from models.library.lm.network import Cache, Floats, Network
 from models.library.lm.output import Output, top_tokens
-from models.library.lm.parameters import check
+from models.library.lm.parameters import check, settled
 from models.library.lm.sampling import BadSequences, Chooser, Processors
 from models.library.lm.tokenizer import EOS, TextStream, Tokenizer
 from models.messages import Finish, FinishReason, Prompt, Token
@@ -91,6 +91,7 @@ class TransformerModel:
 
     def open(self, prompt: Prompt) -> list[Continuation]:
         """Opens `n` sequences. ModelError (status 424) for a parameter outside its range."""
+        prompt = structs.replace(prompt, parameters=settled(prompt.parameters))
         parameters = prompt.parameters
         check(structs.replace(parameters, best_of=1, num_beams=1), len(self.tokenizer))
         ids = self.tokenizer.encode(prompt.text)
@@ -171,6 +172,7 @@ class TransformerModel:
                     id=token,
                     log_prob=None if first else float(row[token]),
                     prefill=True,
+                    data=self.tokenizer.bytes_of(token),
                     top=() if first else top_tokens(self.tokenizer, row, sequence.reported or 0),
                 )
             )

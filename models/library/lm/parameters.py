@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from msgspec import structs
+
 from models.errors import ModelError
 from models.messages import GenerationParameters
 
@@ -13,6 +15,8 @@ MAX_TEXTS = 64
 MAX_TEXT_LENGTH = 1000
 MAX_SEQUENCES = 64
 MAX_TOP = 100
+UNASKED = 2048
+"""The most tokens of a text whose request names no limit."""
 MAX_KEPT_TOKENS = 65_536
 """The most tokens that a search keeps until it knows the best sequences: `max_new_tokens` times the followed sequences."""
 
@@ -23,6 +27,14 @@ def check(parameters: GenerationParameters, vocabulary: int) -> None:
     _check_tokens(parameters, vocabulary)
     _check_ends(parameters)
     _check_sequences(parameters)
+
+
+def settled(parameters: GenerationParameters) -> GenerationParameters:
+    """The parameters with a limit of its own where the request names none: without one, a greedy text would never end."""
+    if parameters.limited:
+        return parameters
+    most = min(parameters.max_new_tokens, UNASKED, MAX_KEPT_TOKENS // max(parameters.best_of, parameters.num_beams))
+    return structs.replace(parameters, max_new_tokens=most)
 
 
 def delay_seconds(parameters: GenerationParameters) -> float:

@@ -60,7 +60,7 @@ def bodies(attacker: Attacker) -> None:
     attacker.pour(lambda: Said(head), HTTP1Ear, connections=300)
 
 
-@attack("announced-head", growth=48, **_SMALL)
+@attack("announced-head", nightly=True, growth=48, **_SMALL)
 def heads(attacker: Attacker) -> None:
     """JSON heads of binary bodies of up to 60 MiB of which 70 KiB come, on HTTP/1.1 connections."""
     size = attacker.random.randint(32 * MiB, 60 * MiB)
@@ -69,7 +69,7 @@ def heads(attacker: Attacker) -> None:
     attacker.pour(lambda: Said(head + bytes(70_000)), HTTP1Ear, connections=100)
 
 
-@attack("announced-frame", growth=64, **_SMALL)
+@attack("announced-frame", nightly=True, growth=64, **_SMALL)
 def frames(attacker: Attacker) -> None:
     """WebSocket frames of up to 16 MiB of which a few bytes come, on hundreds of connections."""
     size, here = attacker.random.randint(8 * MiB, 16 * MiB), attacker.random.randint(0, 1000)
@@ -77,7 +77,7 @@ def frames(attacker: Attacker) -> None:
     attacker.pour(lambda: Said(requests.upgrade() + begun), WebSocketEar, connections=200)
 
 
-@attack("announced-event", growth=64, **_SMALL)
+@attack("announced-event", nightly=True, growth=64, **_SMALL)
 def events(attacker: Attacker) -> None:
     """Events of up to 16 MiB of which a few bytes come, on streams of HTTP/2 connections."""
     size, here = attacker.random.randint(8 * MiB, 16 * MiB), attacker.random.randint(0, 1000)
@@ -87,21 +87,21 @@ def events(attacker: Attacker) -> None:
     attacker.pour(lambda: Streams(fields, 60, begun), connections=10)
 
 
-@attack("silent-streams", growth=64, after=24, **_SMALL)
+@attack("silent-streams", nightly=True, growth=64, after=24, **_SMALL)
 def streams(attacker: Attacker) -> None:
     """A thousand streams with open windows on each of some HTTP/2 connections, and no byte of a body. They cost their objects."""
     fields = _fields(requests.INFER, ("content-length", "1000000"))
     attacker.pour(lambda: Streams(fields, attacker.random.randint(900, 1000), b""), connections=2)
 
 
-@attack("half-frames", growth=96, after=16, **_SMALL)
+@attack("half-frames", nightly=True, growth=96, after=16, **_SMALL)
 def halves(attacker: Attacker) -> None:
     """WebSocket frames of 4 MiB that stop halfway: the bytes that came are charged, and others have the rest."""
     begun = b"\x82\xff" + (4 * MiB).to_bytes(8, "big") + bytes(4 + attacker.random.randint(MiB, 2 * MiB))
     attacker.pour(lambda: Said(requests.upgrade() + begun), WebSocketEar, connections=24, again=False)
 
 
-@attack("half-bodies", growth=112, after=16, **_SMALL)
+@attack("half-bodies", nightly=True, growth=112, after=16, **_SMALL)
 def half_bodies(attacker: Attacker) -> None:
     """Bodies of 8 MiB that stop halfway, over HTTP/2, all on one connection: it gets no more than its share."""
     fields = _fields(requests.INFER, ("content-length", str(8 * MiB)))

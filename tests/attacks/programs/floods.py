@@ -17,7 +17,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 OPENING = PREFACE + frame(4, 0, 0, b"") + frame(4, 1, 0, b"")
 PING = frame(6, 0, 0, bytes(8))
 _END_STREAM, _END_HEADERS = 1, 4
-_ALWAYS = ("flood-reset", "flood-broken-streams", "flood-ping", "flood-websocket-ping", "slow-continuations")
+_ALWAYS = ("flood-reset", "flood-websocket-ping")
 """The others are nightly."""
 _SOON = ("http2.floods.reset_burst=40",)
 """A lower burst: a loaded machine cannot make the default of 200 streams in a second."""

@@ -92,19 +92,19 @@ def values(attacker: Attacker) -> None:
     _each(attacker, lambda: _beyond(attacker, attacker.random.randint(2, 12) * MiB))
 
 
-@attack("json-depth", ends=r"status 4\d\d", **_BODIES)
+@attack("json-depth", nightly=True, ends=r"status 4\d\d", **_BODIES)
 def depth(attacker: Attacker) -> None:
     """Bodies of nested arrays and objects, once or in many rows."""
     _each(attacker, lambda: _deep(attacker, attacker.random.randint(1, 12) * MiB))
 
 
-@attack("json-legal", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 80, after=32, lines=100_000)
+@attack("json-legal", nightly=True, ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 80, after=32, lines=100_000)
 def legal(attacker: Attacker) -> None:
     """Bodies with as many objects and values as allowed, which are read and charged."""
     _each(attacker, lambda: _within(attacker))
 
 
-@attack("json-numbers", growth=32 + _AT_ONCE * 128, lines=100_000, ends=r"status (2|4)\d\d")
+@attack("json-numbers", nightly=True, growth=32 + _AT_ONCE * 128, lines=100_000, ends=r"status (2|4)\d\d")
 def numbers(attacker: Attacker) -> None:
     """Tensors of millions of numbers, flat and nested, in forms that are read fast and in others."""
 
@@ -125,7 +125,7 @@ def numbers(attacker: Attacker) -> None:
     _several(asking)
 
 
-@attack("json-messages", ends="open", **_BODIES)
+@attack("json-messages", nightly=True, ends="open", **_BODIES)
 def messages(attacker: Attacker) -> None:
     """WebSocket messages of v2, dense in values, each refused."""
     text = b'{"inputs":[],"ignored":%b}' % _beyond(attacker, 2 * MiB)
@@ -142,7 +142,7 @@ def messages(attacker: Attacker) -> None:
     attacker.pour(Dense, WebSocketEar, connections=2, every=0.2)
 
 
-@attack("bytes-elements", ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 112, after=16, lines=100_000)
+@attack("bytes-elements", nightly=True, ends=r"status (2|4)\d\d", growth=32 + _AT_ONCE * 112, after=16, lines=100_000)
 def elements(attacker: Attacker) -> None:
     """BYTES tensors of a million short elements and of more, in binary and in JSON, for a model that passes them on."""
 
@@ -164,7 +164,7 @@ def elements(attacker: Attacker) -> None:
     _several(asking)
 
 
-@attack("refusals", ends=r"status (2|4)\d\d", **_BODIES)
+@attack("refusals", nightly=True, ends=r"status (2|4)\d\d", **_BODIES)
 def refusals(attacker: Attacker) -> None:
     """Bodies with a mistake at their end: JSON, UTF-8, codings, numbers, members."""
     size = attacker.random.randint(4, 12) * MiB

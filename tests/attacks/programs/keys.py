@@ -104,25 +104,25 @@ class Knocks:
         return b"", 0
 
 
-@attack("keys-guessed-http1", ends="status 401", **_GUARDED)
+@attack("keys-guessed-http1", nightly=True, ends="status 401", **_GUARDED)
 def guessed(attacker: Attacker) -> None:
     """Guessed keys over HTTP/1.1, as fast as they are refused: each connection ends after twenty."""
     attacker.pour(lambda: Guesses(attacker.random), HTTP1Ear, connections=attacker.random.randint(2, 8))
 
 
-@attack("keys-guessed-http2", ends="goaway 0|fin|reset|open", **_GUARDED)
+@attack("keys-guessed-http2", nightly=True, ends="goaway 0|fin|reset|open", **_GUARDED)
 def guessed_http2(attacker: Attacker) -> None:
     """Guessed keys over HTTP/2, as fast as they are refused."""
     attacker.pour(lambda: Guessed(attacker.random), connections=attacker.random.randint(2, 8))
 
 
-@attack("keys-guessed-websocket", ends="status 401|open", **_GUARDED)
+@attack("keys-guessed-websocket", nightly=True, ends="status 401|open", **_GUARDED)
 def guessed_websocket(attacker: Attacker) -> None:
     """Guessed keys as subprotocols of WebSockets."""
     attacker.pour(lambda: Knocks(attacker.random), WebSocketEar, connections=attacker.random.randint(2, 8))
 
 
-@attack("keys-bodies", ends="status 40[13]|reset", **_GUARDED)
+@attack("keys-bodies", nightly=True, ends="status 40[13]|reset", **_GUARDED)
 def bodies(attacker: Attacker) -> None:
     """Large bodies with no key, on every route that takes one: none of them is taken."""
     rows = [row for row in _rows() if row.method == "POST"]
@@ -141,7 +141,7 @@ def everywhere(attacker: Attacker) -> None:
             attacker.ask(row.method, _path(row), b"{}", fields)
 
 
-@attack("pages-of-another-site", ends="status 403", **_OPEN)
+@attack("pages-of-another-site", nightly=True, ends="status 403", **_OPEN)
 def pages(attacker: Attacker) -> None:
     """A page of another site calls every control route with simple requests, which browsers send without a preflight."""
     managing = [row for row in _rows() if row.needs is Needs.CONTROL and row.method != "GET"]
@@ -158,7 +158,7 @@ def pages(attacker: Attacker) -> None:
             attacker.did["asked"] += 1
 
 
-@attack("pages-of-this-site", ends="status 415", **_OPEN)
+@attack("pages-of-this-site", nightly=True, ends="status 415", **_OPEN)
 def forms(attacker: Attacker) -> None:
     """A form on a page of this site calls every control route, which needs no preflight."""
     managing = [row for row in _rows() if row.needs is Needs.CONTROL and row.method != "GET"]

@@ -159,7 +159,7 @@ class Kept:
         return frame(6, 0, 0, b"alive???"), 1
 
 
-@attack("legal-probes", **_NEVER)
+@attack("legal-probes", nightly=True, **_NEVER)
 def probes(attacker: Attacker) -> None:
     """gRPC: a PING for each round trip in which DATA came, fifteen SETTINGS at the beginning."""
     attacker.pour(Probing, connections=attacker.random.randint(1, 4))
@@ -177,7 +177,7 @@ def browser(attacker: Attacker) -> None:
     attacker.pour(Browsing, connections=attacker.random.randint(1, 4))
 
 
-@attack("legal-proxy", **_NEVER)
+@attack("legal-proxy", nightly=True, **_NEVER)
 def proxy(attacker: Attacker) -> None:
     """A proxy's users: four of ten calls are cancelled young."""
     attacker.pour(Proxying, connections=attacker.random.randint(1, 4))

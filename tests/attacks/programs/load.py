@@ -78,7 +78,7 @@ def load_fresh(attacker: Attacker) -> None:
     attacker.pour(lambda: InFlight(most, most), connections=100)
 
 
-@attack("load-pipelined", ends="open", within=0.2)
+@attack("load-pipelined", nightly=True, ends="open", within=0.2)
 def pipelined(attacker: Attacker) -> None:
     """Pipelined HTTP/1.1 requests on a few connections, as fast as the server takes them."""
     numbers = attacker.random.choice((1, 16, 256))

@@ -47,7 +47,7 @@ def served(attacker: Attacker) -> None:
     attacker.ended("served" if ear.counts["data"] else ear.last or "open", seconds=time.monotonic() - began, said=ear.said)
 
 
-@attack("silent-sessions-one", ends="served", lines=5000, after=16)
+@attack("silent-sessions-one", nightly=True, ends="served", lines=5000, after=16)
 def silent_sessions(attacker: Attacker) -> None:
     """A thousand silent sessions on one connection, more than a model has slots: others get slots at once."""
     head = Encoder().encode(_DUPLEX_FIELDS)
@@ -78,6 +78,7 @@ def silent_parties(attacker: Attacker) -> None:
 
 @attack(
     "connections-idle",
+    nightly=True,
     settings=("limits.connections=200",),
     ends="fin|reset|open",
     counters=('everywire_ended_connections_total{reason="evicted"}',),
@@ -131,6 +132,7 @@ def full_table(attacker: Attacker) -> None:
 
 @attack(
     "connections-descriptors",
+    nightly=True,
     descriptors=200,
     ends="status (503|200)",
     counters=('everywire_ended_connections_total{reason="refused-at-limit"}',),
@@ -161,14 +163,14 @@ class Dropped(HTTP2Ear):
         return self.replies() + b"".join(out), len(out)
 
 
-@attack("log-resets", events=("suppressed",))
+@attack("log-resets", nightly=True, events=("suppressed",))
 def log_resets(attacker: Attacker) -> None:
     """Requests that are cancelled at once, as many as the server takes: the log has few lines of them."""
     at_once = attacker.random.randint(20, 60)
     attacker.pour(lambda: Dropped(at_once), connections=4, every=0.02)
 
 
-@attack("log-unread", settings=("log.access=all",), stalled_log=True, lines=1_000_000)
+@attack("log-unread", nightly=True, settings=("log.access=all",), stalled_log=True, lines=1_000_000)
 def unread_log(attacker: Attacker) -> None:
     """Refused requests, each with a log line, while the log is not read: lines are dropped, and no client waits."""
     while attacker.goes_on:

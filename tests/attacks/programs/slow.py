@@ -69,7 +69,7 @@ def heads_websocket(attacker: Attacker) -> None:
     _drip(attacker, lambda: Dripping(requests.upgrade()[:cut], b"x-a: b\r\n" * 1000), WebSocketEar)
 
 
-@attack("slow-heads-http2", ends="goaway 11", counters=(_HEADS,), **_HEAD)
+@attack("slow-heads-http2", nightly=True, ends="goaway 11", counters=(_HEADS,), **_HEAD)
 def heads_http2(attacker: Attacker) -> None:
     """Hundreds of HTTP/2 header blocks that begin and stop: in a frame's head, in its payload, or before a CONTINUATION."""
     block = _block()
@@ -87,7 +87,7 @@ def preface(attacker: Attacker) -> None:
     _drip(attacker, lambda: Dripping(OPENING[: attacker.random.randint(1, 30)]), HTTP2Ear)
 
 
-@attack("half-open-http1", ends="status 408|fin|reset", **_BODIES)
+@attack("half-open-http1", nightly=True, ends="status 408|fin|reset", **_BODIES)
 def bodies_http1(attacker: Attacker) -> None:
     """A thousand HTTP/1.1 requests without their bodies, all at once and again."""
     sent = attacker.random.randint(0, 99)
@@ -110,7 +110,7 @@ class HalfOpen(HTTP2Ear):
         return self.replies() + b"".join(frame(1, 4, stream, self._head) for stream in streams), len(streams)
 
 
-@attack("half-open-http2", nightly=True, **{**_BODIES, "growth": 96, "after": 48})
+@attack("half-open-http2", nightly=True, **{**_BODIES, "growth": 96, "after": 8})
 def bodies_http2(attacker: Attacker) -> None:
     """Thousands of HTTP/2 requests without their bodies, all at once, and others as soon as those are refused."""
     at_once = attacker.random.randint(500, 1000)
@@ -137,7 +137,7 @@ def unread_messages(attacker: Attacker) -> None:
     attacker.pour(lambda: Told(requests.upgrade(), message), WebSocketEar, connections=20, reads=False)
 
 
-@attack("tls-handshakes", ends="fin|reset", **_TLS)
+@attack("tls-handshakes", nightly=True, ends="fin|reset", **_TLS)
 def handshakes(attacker: Attacker) -> None:
     """TLS handshakes that stop in the first message or after it, hundreds at once, again and again."""
     hello = client_hello()
@@ -170,7 +170,7 @@ def tls_connections(attacker: Attacker) -> None:
         attacker.sleep(attacker.random.uniform(0, 0.002) - (time.monotonic() - began))
 
 
-@attack("connections")
+@attack("connections", nightly=True)
 def connections(attacker: Attacker) -> None:
     """Connections that are opened and closed again, with FIN or RST, with nothing said or half a head."""
     lines: list[socket.socket] = []

@@ -139,7 +139,8 @@ async def asking(wire: str, chosen: Config, **how: Any) -> AsyncIterator[tuple[G
                     server.give({"type": "websocket.disconnect", "code": 1000})
                     accepted = server.told[0]
                     chosen = accepted.get("subprotocol")
-                    return 101, {b"sec-websocket-protocol": chosen.encode()} if chosen else {}, b""
+                    protocol = {b"sec-websocket-protocol": chosen.encode()} if chosen else {}
+                    return 101, {**dict(accepted["headers"]), **protocol}, b""
                 await server.over.wait()
                 head, *pieces = server.told
                 return head["status"], dict(head["headers"]), b"".join(piece.get("body", b"") for piece in pieces)

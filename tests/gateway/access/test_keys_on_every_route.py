@@ -42,7 +42,7 @@ EVERY_WIRE = pytest.mark.parametrize("wire", WIRES)
 WRONG_ONE = ((b"authorization", b"Bearer " + WRONG.encode()),)
 _SERVICE, _HEALTH = "/inference.GRPCInferenceService", "/grpc.health.v1.Health"
 OPEN_TO_GRPC = {f"{_SERVICE}/ServerLive", f"{_SERVICE}/ServerReady", f"{_HEALTH}/Check", f"{_HEALTH}/Watch"}
-OPEN = {"/ping", "/v2/health/live", "/v2/health/ready", *OPEN_TO_GRPC}
+OPEN = {"/ping", "/health", "/v2/health/live", "/v2/health/ready", *OPEN_TO_GRPC}
 NO_MESSAGE = b"13"
 """gRPC's code for a call that was let in, and has no message."""
 
@@ -340,7 +340,7 @@ async def test_nothing_of_a_key_is_told_but_its_name(wire: str, tmp_path: Path, 
 def test_each_row_says_what_it_needs() -> None:
     """A new one is for callers with a key unless somebody thought of it: what is more open is named here."""
     open_rows = {(row.method, row.path) for row in ROWS if row.needs is Needs.NOTHING}
-    of_http = {("GET", "/ping"), ("GET", "/v2/health/live"), ("GET", "/v2/health/ready")}
+    of_http = {("GET", "/ping"), ("GET", "/health"), ("GET", "/v2/health/live"), ("GET", "/v2/health/ready")}
     assert open_rows == of_http | {("POST", path) for path in OPEN_TO_GRPC}
     signed = {row.path for row in ROWS if row.signed}
     assert signed == {row.path for row in ROWS if row.path.startswith("/endpoints/")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import AccessConfig, Config, ListenConfig
+from gateway.config import AccessConfig, Config, LimitsConfig, ListenConfig
 from gateway.core.route import WEBSOCKET, Needs
 from gateway.serving.pages import Pages, is_preflight
 from protocols.events import Head, Headers
@@ -17,6 +18,7 @@ from tests.gateway.access.asked import BEARER, KEY, WIRES, alice, asking, asks, 
 
 EVERY_WIRE = pytest.mark.parametrize("wire", WIRES)
 ROWS = rows()
+ROOT = Path(__file__).parents[3]
 JSON = (b"content-type", b"application/json")
 EVIL = (b"origin", b"https://evil.example")
 OWN = (b"origin", b"http://localhost")
@@ -129,16 +131,7 @@ async def test_cors_names_the_one_origin_and_never_credentials(wire: str, tmp_pa
             assert headers[b"access-control-allow-methods"] == b"OPTIONS, POST"
             assert headers[b"access-control-max-age"] == b"600"
             assert headers[b"vary"] == b"origin"
-            allowed = headers[b"access-control-allow-headers"].split(b", ")
-            for name in (
-                b"authorization",
-                b"content-type",
-                b"x-api-key",
-                b"x-request-timeout",
-                b"accept",
-                b"inference-header-content-length",
-            ):
-                assert name in allowed
+            assert headers[b"access-control-allow-headers"] == b"authorization"
             # each answer that a page may have to read, the refusals too
             for method, path, fields, expected in (
                 ("GET", "/v2", BEARER, 200), ("GET", "/v2", (), 401), ("GET", "/none", BEARER, 404), ("POST", "/v2", BEARER, 405),
@@ -146,16 +139,103 @@ async def test_cors_names_the_one_origin_and_never_credentials(wire: str, tmp_pa
             ):  # fmt: skip
                 status, headers, _ = await ask(method, path, (APP, *fields), b"{}" if method == "POST" else b"")
                 assert (status, headers[b"access-control-allow-origin"]) == (expected, b"https://app.example")
-                assert (
-                    headers[b"access-control-expose-headers"]
-                    == b"x-request-id, inference-header-content-length, retry-after"
-                )
+                exposed = headers[b"access-control-expose-headers"].split(b", ")
+                assert {b"x-request-id", b"x-client-request-id", b"retry-after"} <= set(exposed)
                 assert b"access-control-allow-credentials" not in headers
             nobody = (EVIL if listed != ("*",) else (b"origin", b"null"), *preflight[1:])
             status, headers, _ = await ask("OPTIONS", "/v2/models/id/infer", nobody)
             assert (status, headers[b"vary"]) == (204, b"origin")
             assert not [name for name in headers if name.startswith(b"access-control")]
             assert (await ask("GET", "/v2", BEARER))[1][b"vary"] == b"origin"  # for caches, who is no page too
+
+
+PREFLIGHT = (APP, (b"access-control-request-method", b"POST"))
+CORS = b"access-control-"
+
+
+@EVERY_WIRE
+async def test_a_preflight_allows_the_fields_that_it_asks_for(wire: str) -> None:
+    """Also those of OpenAI's client, of the AWS SDK and of the page itself: nobody can list them."""
+    names = b"amz-sdk-invocation-id,amz-sdk-request,authorization,content-type,x-amz-user-agent,x-my-own,x-stainless-os"
+    async with asking(wire, origins("https://app.example")) as (_, ask):
+        for asked in (names, names.replace(b",", b", ")):
+            fields = (*PREFLIGHT, (b"access-control-request-headers", asked))
+            status, headers, _ = await ask("OPTIONS", "/v1/chat/completions", fields)
+            assert status == 204
+            assert headers[b"access-control-allow-headers"].replace(b" ", b"") == names
+        _, headers, _ = await ask("OPTIONS", "/v1/chat/completions", PREFLIGHT)
+        assert b"access-control-allow-headers" not in headers
+        fields = (*PREFLIGHT, (b"access-control-request-headers", b'x-a, x b, x(c), "x-d", , x-\xe9, X-A, x-a'))
+        _, headers, _ = await ask("OPTIONS", "/v1/chat/completions", fields)
+        assert headers[b"access-control-allow-headers"] == b"x-a, X-A"
+        fields = (EVIL, *PREFLIGHT[1:], (b"access-control-request-headers", b"x-a"))
+        _, headers, _ = await ask("OPTIONS", "/v1/chat/completions", fields)
+        assert not [name for name in headers if name.startswith(CORS)]
+
+
+@EVERY_WIRE
+async def test_a_preflight_may_ask_for_64_fields_in_4_kib(wire: str) -> None:
+    async with asking(wire, origins("https://app.example")) as (_, ask):
+        for asked, allowed in (
+            ([b"x-%d" % n for n in range(64)], 64),
+            ([b"x-%d" % n for n in range(65)], 64),
+            ([b"x-%061d" % n for n in range(62)], 62),
+            ([b"x-%096d" % n for n in range(64)], 41),  # 99 bytes each with the comma
+            ([b"x" * 4097], 0),
+        ):
+            fields = (*PREFLIGHT, (b"access-control-request-headers", b",".join(asked)))
+            status, headers, _ = await ask("OPTIONS", "/v1/chat/completions", fields)
+            assert status == 204
+            given = headers.get(b"access-control-allow-headers", b"")
+            assert given.split(b", ") == asked[:allowed] if allowed else not given
+
+
+@EVERY_WIRE
+async def test_a_preflight_is_answered_so_that_the_page_can_read_why_its_request_is_refused(wire: str) -> None:
+    """A browser sends no request whose preflight is refused, and tells the page nothing."""
+    async with asking(wire, origins("https://app.example", hosts=("models.example",))) as (gateway, ask):
+        for path, method in (("/none", b"POST"), ("/v1/models", b"PUT"), ("/v1/completions", b"POST"), ("/ping", b"GET")):
+            preflight = (APP, (b"access-control-request-method", method), (b"access-control-request-headers", b"x-a"))
+            status, headers, body = await ask("OPTIONS", path, preflight)  # by a name that is not in access.hosts, too
+            assert (status, body, headers[b"access-control-allow-headers"]) == (204, b"", b"x-a")
+            assert method in headers[b"access-control-allow-methods"].split(b", ")
+            assert (await ask("OPTIONS", path, (EVIL, *preflight[1:])))[0] in (404, 421)
+        gateway.server.draining = True
+        assert (await ask("OPTIONS", "/v1/completions", preflight))[0] == 204
+        gateway.server.draining = False
+    async with asking(wire, origins("https://app.example")) as (_, ask):
+        assert (await ask("OPTIONS", "/none", (EVIL, *PREFLIGHT[1:])))[0] == 404
+        assert (await ask("OPTIONS", "/none", (APP,)))[0] == 404
+
+
+@EVERY_WIRE
+async def test_a_page_can_read_every_refusal(wire: str) -> None:
+    chosen = origins("https://app.example", hosts=("models.example",))
+    async with asking(wire, chosen) as (_, ask):
+        status, headers, _ = await ask("POST", "/v1/completions", (APP, JSON), b"{}")
+        assert (status, headers[b"access-control-allow-origin"]) == (421, b"https://app.example")
+        assert not [name for name in (await ask("POST", "/v1/completions", (EVIL, JSON), b"{}"))[1] if name.startswith(CORS)]
+    chosen = replace(origins("https://app.example"), limits=LimitsConfig(body=1024, text_json=1024, total_bytes=1 << 20))
+    async with asking(wire, chosen) as (gateway, ask):
+        for path, body, expected in (("/v1/completions", bytes(2000), 413), ("/v1/completions", b"{", 400)):
+            status, headers, _ = await ask("POST", path, (APP, JSON), body)
+            assert (status, headers[b"access-control-allow-origin"]) == (expected, b"https://app.example")
+        gateway.server.draining = True
+        status, headers, _ = await ask("POST", "/v1/completions", (APP, JSON), b"{}")
+        assert (status, headers[b"access-control-allow-origin"]) == (503, b"https://app.example")
+
+
+async def test_all_fields_that_the_gateway_sends_under_its_own_name_are_exposed() -> None:
+    """CORS has no wildcard for them."""
+    sent = set[str]()
+    for file in [*ROOT.glob("gateway/**/*.py"), *ROOT.glob("protocols/**/*.py")]:
+        if file.name != "pages.py":
+            sent |= set(re.findall(r"\bx-everywire-[a-z-]+[a-z]\b", file.read_text(encoding="utf-8")))
+    async with asking("http1", origins("https://app.example")) as (_, ask):
+        _, headers, _ = await ask("GET", "/ping", (APP,))
+    exposed = headers[b"access-control-expose-headers"].decode().split(", ")
+    assert sent
+    assert sent == {name for name in exposed if name.startswith("x-everywire-")}
 
 
 @EVERY_WIRE
@@ -171,10 +251,17 @@ async def test_only_a_host_that_is_listed_is_answered(wire: str) -> None:
     async with asking(wire, config(hosts=("models.example", "localhost"))) as (_, ask):
         assert (await ask("GET", "/ping"))[0] == 200
     async with asking(wire, config(hosts=("models.example", "[::1]"))) as (gateway, ask):
+        health = 0
         for row in ROWS:
             if asks(wire, row):
-                text = said(row, await ask(row.method, path_of(row)), WRONG_HOST)
+                answer = await ask(row.method, path_of(row))
+                if row.needs is Needs.NOTHING:
+                    assert (answer[0], answer[1].get(b"grpc-status", b"13")) == (200, b"13")  # it lacks a message
+                    health += 1
+                    continue
+                text = said(row, answer, WRONG_HOST)
                 assert text == "this server is not called 'localhost' (access.hosts)"
+        assert health == (8 if wire == "http2" else 4)
         assert (await ask("GET", "/none"))[0] == 421
         assert gateway.access.refusals["host"] > 40
 

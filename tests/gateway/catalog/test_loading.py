@@ -67,7 +67,7 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
     batching = {field.name for field in fields(BatchingConfig)}
     others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes", "body_bytes"}
-    others |= {"party_share", "idle_when_wanted"}
+    others |= {"party_share", "idle_when_wanted", "subprotocols", "context"}
     blocking = {"threads", "step_timeout", "stop_within", "stuck_limit"}
     restart = {field.name for field in fields(RestartConfig)}
     assert set(rows) == {*NUMBERS, *others, *blocking, *batching, *restart, "version", "memory", "required"}
@@ -242,3 +242,29 @@ def test_limits_are_numbers_or_text_with_a_unit() -> None:
 def test_a_limit_that_is_none_is_named(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be a"):
         container_limits({name: value})
+
+
+def needs(path: str, other: int = 3, *, a_long_name: bool = False) -> ModelSpec:
+    return own
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {},
+            "missing a required argument: 'path'. Give --set models.m.options.path=VALUE, or in a file below [models.m]: "
+            "options = {path = VALUE}. Other options: other, a_long_name",
+        ),
+        ({"path": "x", "pth": 1}, "got an unexpected keyword argument 'pth'. Its options: path, other, a_long_name"),
+    ],
+)
+def test_a_missing_option_is_named_with_the_way_to_give_it(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_spec("m", ModelConfig(factory=f"{__name__}:needs", options=options))
+    assert str(raised.value) == f"models.m: {__name__}:needs: {said}"
+
+
+def test_no_option_is_cut_from_the_message_about_a_model_of_the_library() -> None:
+    with pytest.raises(ConfigError, match=r"--set models\.m\.options\.path=VALUE.*, prefill_chunk, trust_remote_code$"):
+        load_spec("m", ModelConfig(factory="models.backends.transformers:load"))

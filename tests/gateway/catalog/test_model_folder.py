@@ -207,7 +207,13 @@ def test_a_link_out_of_the_folder_is_refused_wherever_it_is(folder: Path) -> Non
         ('factory = "echo"\noptions = { x = 3 }', "model.toml: got an unexpected keyword argument 'x'"),
         ("factory = ", "is not TOML"),
         ("x = " + "[" * 100_000, "is not TOML"),
-        ("#" * (1024**2 + 1), "is larger than 1 MiB"),
+        ("#" * (256 * 1024 + 1), "is larger than 256 KiB"),
+        (".".join("a" * 20_000) + " = 1", "is not TOML: line 1 has a key of more than 32 parts"),
+        ("\n\noptions." + " . ".join(["'a'", '"b"'] * 10_000) + " = 1", "line 3 has a key of more than 32 parts"),
+        ("[" + ".".join("a" * 33) + "]", "line 1 has a key of more than 32 parts"),
+        ("x = " + "[" * 33 + "]" * 33, "line 1 has values more than 32 deep"),
+        ("options = " + "{ a.b.c = " * 11 + "1" + "}" * 11, "line 1 has"),
+        ("x = " + "1" * 5000, "line 1 has a word of more than 4096 characters: 11111"),
     ],
 )
 def test_each_mistake_is_told_with_its_file_and_key(folder: Path, text: str, told: str) -> None:
@@ -217,6 +223,18 @@ def test_each_mistake_is_told_with_its_file_and_key(folder: Path, text: str, tol
     message = refusal(folder)
     assert re.search(told, message), message
     assert message.startswith(str(folder / "model.toml"))
+
+
+def test_a_model_toml_may_be_as_deep_as_a_person_writes(folder: Path) -> None:
+    from gateway.config.text import read_toml
+
+    key = ".".join("a" * 32)
+    for text in (f"[{key}]\n{key} = 1.5", f"[[{key}]]\nx = 1", "x = " + "[" * 30 + "1.5, 2.5" + "]" * 30):
+        assert read_toml(text)
+    dots = "." * 100
+    assert read_toml(f"""x = "{dots}\\"{dots}"  # {dots}\ny = '{dots}'\n""") == {"x": f'{dots}"{dots}', "y": dots}
+    assert read_toml(f'x = """{dots}"\n"""" # {dots}\n') == {"x": f'{dots}"\n"'}
+    assert read_toml(f"x = '''{dots}''\n'''\n") == {"x": f"{dots}''\n"}
 
 
 def test_a_model_toml_that_is_no_text_or_no_file_is_refused(folder: Path) -> None:
@@ -332,7 +350,8 @@ async def test_options_are_given_to_a_factory_and_its_files_as_paths(folder: Pat
         inner: Any = model
         assert inner._call.words == "hihi"
     (folder / "model.toml").write_text("options = { count = 2 }")
-    assert "model.py: missing a required argument: 'words'" in refusal(folder)
+    said = "model.py: missing a required argument: 'words'. Give options = {words = VALUE}. Other options: count"
+    assert said in refusal(folder)
 
 
 def test_two_that_might_be_the_model_are_told(folder: Path) -> None:

@@ -19,7 +19,7 @@ MiB = 1024 * 1024
 # As when long texts are read: several threads take blocks of some MiB, and small ones that stay between them.
 PROGRAM = """
 import sys, threading
-from gateway.catalog.process_memory import resident_bytes, return_large_blocks
+from gateway.catalog.process_memory import give_back, resident_bytes, return_large_blocks
 
 return_large_blocks()
 kept, meet = [], threading.Barrier(4)
@@ -40,23 +40,28 @@ for thread in threads:
 for thread in threads:
     thread.join()
 print(resident_bytes() - before)
+give_back(False)
+print(resident_bytes() - before)
 """
 
 
-def kept_after(**environment: str) -> int:
-    """Bytes by which a process is larger once all that was large has been freed."""
+def kept_after(**environment: str) -> tuple[int, int]:
+    """Bytes by which a process is larger once all that was large has been freed, and once that has been given back."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, check=True, env={**os.environ, **environment}
     )
-    return int(done.stdout)
+    freed, given_back = map(int, done.stdout.split())
+    return freed, given_back
 
 
-def test_large_blocks_return_when_they_are_freed() -> None:
-    assert kept_after() < 8 * MiB
+def test_large_blocks_return_when_they_are_freed_and_others_at_rest() -> None:
+    freed, given_back = kept_after()
+    assert freed < 28 * MiB  # four threads' blocks below 4 MiB
+    assert given_back < 4 * 4 * MiB  # the ends of their arenas
 
 
 def test_what_the_environment_tells_the_allocator_holds() -> None:
-    assert kept_after(MALLOC_TRIM_THRESHOLD_=str(64 * MiB), MALLOC_MMAP_THRESHOLD_=str(32 * MiB)) > 32 * MiB
+    assert kept_after(MALLOC_TRIM_THRESHOLD_=str(64 * MiB), MALLOC_MMAP_THRESHOLD_=str(32 * MiB))[0] > 32 * MiB
 
 
 # As many connections do: it takes blocks too small for a mapping of their own, and keeps a few.
@@ -64,11 +69,16 @@ AT_WORK = """
 import sys, time, trio, trio.testing
 from gateway.catalog.process_memory import give_back_at_rest, resident_bytes
 
+rests = []
+
+def rest() -> None:
+    rests.append(resident_bytes())
+
 async def main() -> None:
     before = resident_bytes()
     async with trio.open_nursery() as nursery:
         if "gives" in sys.argv:
-            nursery.start_soon(give_back_at_rest)
+            nursery.start_soon(give_back_at_rest, rest)
             await trio.testing.wait_all_tasks_blocked()
         blocks = [bytes(2000) for _ in range(40_000)]
         kept = blocks[::400]
@@ -80,6 +90,7 @@ async def main() -> None:
             while resident_bytes() - before > 8 * 2**20:
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
+    assert bool(rests) == ("gives" in sys.argv)
     print(resident_bytes() - before)
 
 trio.run(main)

@@ -66,6 +66,50 @@ async def load(served: MemoryGateway, name: str) -> tuple[int, bytes]:
     return status, body
 
 
+WHILE_IT_IS_READ = """
+from pathlib import Path
+note = Path(__file__).parent / "note"
+if {changes}:
+    note.write_text("another")
+raise RuntimeError("half of a model")
+"""
+
+
+@pytest.mark.parametrize(("changes", "status"), [(True, 409), (False, 500)])
+async def test_a_folder_that_is_replaced_while_it_is_loaded_is_a_conflict(
+    changes: bool, status: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "model.py").write_text(WHILE_IT_IS_READ.format(changes=changes))
+    config = Config(
+        repository=RepositoryConfig(roots=(str(tmp_path),), code=(str(tmp_path),)), v2=V2Config(model_control=True)
+    )
+    async with memory_gateway(config=config) as served:
+        found, body = await load(served, "m")
+        assert found == status, body
+        assert (b"has changed while it was read; load it again" in body) is changes
+        (folder / "model.py").write_text("async def model(part: bytes):\n    yield part\n")
+        assert (await load(served, "m"))[0] == 200
+
+
+async def test_a_folder_whose_link_is_gone_when_it_is_followed_is_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **__: Any) -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    (tmp_path / "m").mkdir()
+    monkeypatch.setattr("gateway.catalog.loader.find_folder", gone)
+    config = Config(
+        repository=RepositoryConfig(roots=(str(tmp_path),), code=(str(tmp_path),)), v2=V2Config(model_control=True)
+    )
+    async with memory_gateway(config=config) as served:
+        status, body = await load(served, "m")
+        assert status == 409
+        assert b"has changed while it was read" in body
+
+
 async def begin(served: MemoryGateway) -> Any:
     peer = served.http1()
     await peer.send(*post(1, "/models/m/invoke", b"x"))

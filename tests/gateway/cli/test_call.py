@@ -41,7 +41,7 @@ from models.errors import ModelError
 from models.library.echo import Echo
 from models.library.speech import SpeechSegmenter
 from models.library.tensors import add_sub, identity
-from models.messages import InferRequest, Part, Prompt, Token
+from models.messages import InferRequest, Part, PartKind, Prompt, Token
 from models.session import Session
 from tests.gateway.net.authority import Authority
 
@@ -64,6 +64,16 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def words(prompt: Prompt) -> AsyncIterator[Token]:
     for number in range(prompt.parameters.max_new_tokens):
         yield Token(text=f"w{number} ", id=number)
+
+
+async def speaks(session: Session[Part, Part]) -> None:
+    """Text and samples in turns, the last text in two fragments."""
+    async for _ in session:
+        await session.send(Part(data=b'{"at":0}', kind=PartKind.UTF8))
+        await session.send(Part(data=b"\x01\x00\x02\x00"))
+        await session.send(Part(data=b'{"at":', kind=PartKind.UTF8, last=False))
+        await session.send(Part(data=b"1}", kind=PartKind.UTF8))
+        await session.send(Part(data=b"\x03\x00"))
 
 
 async def failing(prompt: Prompt) -> AsyncIterator[Token]:
@@ -126,6 +136,7 @@ async def serving(monkeypatch: pytest.MonkeyPatch, config: Config | None = None)
     specs = [
         spec_of(words, "words"), spec_of(failing, "failing"), spec_of(silent, "silent"), spec_of(Echo(), "echo"),
         spec_of(identity, "identity"), spec_of(add_sub, "addsub"), spec_of(SpeechSegmenter(), "speech"),
+        spec_of(speaks, "speaks"),
     ]  # fmt: skip
     async with memory_gateway(specs, config, check=True) as served:
         lead(monkeypatch, served.connect)
@@ -218,6 +229,47 @@ async def test_a_wav_is_sent_as_samples_and_kept_as_a_wav(tmp_path: Path, monkey
         assert got.readframes(got.getnframes()) == sent.readframes(sent.getnframes())
 
 
+@pytest.mark.parametrize("wire", ["bidi", "websocket"])
+@pytest.mark.parametrize("name", ["a.wav", "a.pcm", "a.jsonl", "a"])
+async def test_a_file_has_the_parts_of_one_kind_and_the_others_are_printed(
+    wire: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").write_bytes(b"x")
+    out = tmp_path / name
+    async with serving(monkeypatch):
+        called = await made("speaks", file=str(tmp_path / "in"), wire=wire, out=out)
+    assert (called.code, called.errors) == (0, [])
+    samples, texts = b"\x01\x00\x02\x00\x03\x00", '{"at":0}{"at":1}'
+    if name in ("a.wav", "a.pcm"):
+        assert called.out.replace("\n", "") == texts
+        if name == "a.wav":
+            with wave.open(str(out)) as kept:
+                assert kept.readframes(9) == samples
+        else:
+            assert out.read_bytes() == samples
+    else:
+        assert out.read_text() == texts
+        assert called.out.count("bytes that are no text") == 2
+
+
+@pytest.mark.parametrize("wire", ["stream", "container", "bidi", "websocket"])
+async def test_a_text_goes_to_a_file_of_text_over_every_wire(
+    wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with serving(monkeypatch):
+        called = await made("words", "Say", wire=wire, params=["max_new_tokens=2"], out=tmp_path / "a.txt")
+    assert (called.code, called.out, called.errors) == (0, "", [])
+    assert "w0 " in (tmp_path / "a.txt").read_text()
+
+
+async def test_an_answer_without_parts_of_the_files_kind_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch):
+        called = await made("speech", wav=SPEECH, wire="bidi", out=tmp_path / "a.wav")
+    assert "speech_start" in called.out
+    assert called.errors == [f"{tmp_path / 'a.wav'} is not written: no part of the answer is bytes, which that name is for"]
+    assert not (tmp_path / "a.wav").exists()
+
+
 @pytest.mark.parametrize("wire", ["v2", "grpc"])
 @pytest.mark.parametrize(
     "array",
@@ -299,7 +351,7 @@ async def test_bytes_that_are_no_text_are_counted_and_not_printed(tmp_path: Path
     (tmp_path / "in").write_bytes(b"\xff\x00")
     async with serving(monkeypatch):
         called = await made("echo", file=str(tmp_path / "in"))
-    assert called.out == "(2 bytes that are no text; --out FILE keeps them)\n"
+    assert called.out == "(2 bytes that are no text; --out FILE.bin keeps them)\n"
 
 
 async def test_long_arrays_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:

@@ -151,6 +151,8 @@ def test_models_are_unloaded_loaded_and_reloaded(running: Server) -> None:
     for command, said in (("unload", "unloaded"), ("load", "ready"), ("reload", "ready")):
         result = run(command, "weights", "--url", running.url)
         assert (result.exit_code, result.stdout) == (0, f"weights: {said}\n")
+        assert ("a changed file was not read" in result.stderr) == (command == "reload")
+    assert run("reload", "apart", "--url", running.url).stderr == ""  # its new process reads the code
     assert lines(run("reload", "weights", "--patience", "0.5", "--json", "--url", running.url))[0]["state"] == "ready"
 
 
@@ -180,7 +182,8 @@ def test_what_fails_is_said_on_stderr_and_the_others_are_done(running: Server) -
         (running.folder / "broken").unlink()
     assert result.exit_code == 1
     assert result.stdout == "hold: ready\n"
-    first, second = result.stderr.splitlines()
+    first, remark, second = result.stderr.splitlines()
+    assert remark.startswith("hold: made again by the code that this server had already loaded")
     assert first.startswith("Error: the new version cannot be loaded, and the old one serves on: OSError: no such weights")
     assert second == "Error: no model 'none' is in service"
 

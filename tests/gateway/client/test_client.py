@@ -15,6 +15,7 @@ import trio.testing
 
 from gateway import client
 from gateway.client import BrokenOff, Client, Refused, generate, grpc_infer, infer, invoke, lmi, open_client
+from gateway.client.connection import http1
 from gateway.config import Config, LimitsConfig, ListenConfig, TLSConfig
 from gateway.errors import TransportLost
 from gateway.gateway import Gateway
@@ -28,7 +29,7 @@ from models.library.tensors import identity
 from models.messages import InferRequest, InferResponse, Part, Prompt, Tensor
 from models.session import Session
 from protocols.errors import LocalProtocolError
-from protocols.events import Reset
+from protocols.events import Data, End, Head, Request, Reset
 from protocols.grpc.status import StatusCode
 
 WIRES = pytest.mark.parametrize("wire", ["http1", "http2"])
@@ -353,3 +354,37 @@ async def test_what_is_no_url_of_a_server_is_said(url: str) -> None:
     with pytest.raises(ValueError, match="http://HOST"):
         async with open_client(url):
             pass
+
+
+class Endless:
+    """A transport on which an answer comes without a pause."""
+
+    peer, alpn, pending, short_is_dry, behind = "test", "", False, True, False
+
+    def __init__(self, head: bytes, piece: bytes) -> None:
+        self._next, self._piece = head, piece
+
+    def try_receive_into(self, buffer: memoryview) -> int:
+        data, self._next = self._next, self._piece
+        buffer[: len(data)] = data
+        return len(data)
+
+    def try_send(self, buffers: Any) -> int:
+        return sum(map(len, buffers))
+
+
+async def test_a_server_that_sends_without_a_pause_lets_others_run() -> None:
+    transport: Any = Endless(b"HTTP/1.1 200 OK\r\n\r\n", b"a" * 1000)
+    peer = http1(transport)
+    await peer.send(Request(stream=1, head=Head(method=b"GET", target=b"/", authority=b"x")), End(stream=1))
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def leave() -> None:
+                scope.cancel()
+
+            nursery.start_soon(leave)
+            for _ in range(1000):
+                if isinstance(event := await peer.next_event(), Data):
+                    peer.credit(event)
+    assert scope.cancelled_caught

@@ -922,7 +922,9 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
         "instances": Unit.COUNT, "retry": Unit.FLAG, "priority_levels": Unit.COUNT, "default_priority": Unit.COUNT,
     }  # fmt: skip
     counts, seconds, tensors = (
-        dict.fromkeys(("capacity", "queue", "max_batch_size", "threads", "stuck_limit", "party_share"), Unit.COUNT),
+        dict.fromkeys(
+            ("capacity", "queue", "max_batch_size", "threads", "stuck_limit", "party_share", "context"), Unit.COUNT
+        ),
         dict.fromkeys(
             ("timeout", "load_timeout", "queue_timeout", "step_timeout", "stop_within", "idle_when_wanted"), Unit.SECONDS
         ),
@@ -931,7 +933,7 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
     others = {
         "restart.period": Unit.SECONDS, "restart.backoff": Unit.SECONDS, "restart.backoff_max": Unit.SECONDS,
         "version": Unit.TEXT, "warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES, "body_bytes": Unit.BYTES, "memory": Unit.BYTES,
-        "restart.kind": Unit.CHOICE, "restart.intensity": Unit.COUNT, "restart.jitter": Unit.NUMBER,
+        "subprotocols": Unit.TEXTS, "restart.kind": Unit.CHOICE, "restart.intensity": Unit.COUNT, "restart.jitter": Unit.NUMBER,
         "restart.escalate": Unit.FLAG, "required": Unit.FLAG, **{f"batching.{name}": unit for name, unit in batching.items()},
     }  # fmt: skip
     process = {"process.enabled": Unit.FLAG, "process.instances": Unit.COUNT, "process.cpu_threads": Unit.COUNT}

@@ -654,6 +654,7 @@ async def test_a_normal_close_is_a_clean_end_after_every_frame(close: Close) -> 
         (Close(code=1008, reason="no such voice"), "no such voice", "1008"),
         (Close(code=1011, reason="out of memory €"), "out of memory €", "1011"),
         (Close(code=4000), "the container closed the session with code 4000", "4000"),
+        (Close(code=1014, reason="no upstream"), "no upstream", "1014"),
     ],
 )
 @pytest.mark.parametrize("ended", [False, True])

@@ -17,7 +17,7 @@ from gateway.testing import memory_gateway
 from models.errors import ModelError
 from models.messages import Family, PartKind
 from models.session import Call, Session
-from protocols.events import Close, ConnectionEnd, Data, Headers, Request, Response
+from protocols.events import Close, ConnectionEnd, Data, End, Headers, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.gateway.containers.containers import (
@@ -173,6 +173,33 @@ async def test_an_invocation_that_hangs_is_given_up_before_the_head_and_in_the_m
         assert "60 s (invocation_timeout)" in error.message
         assert [p.data for p in client.sent] == sent
         assert trio.current_time() - began == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("unary", [True, False])
+async def test_heads_of_1xx_in_place_of_an_answer_are_a_broken_stream(unary: bool) -> None:
+    async def serve(transport: Transport) -> None:
+        while True:
+            if not transport.try_send([b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10]):
+                await transport.wait_writable()
+
+    async with containers(serve) as found:
+        error = await failure(found, Client(part(b"x")), parameters={"unary": unary})
+    assert error.status == 502
+    assert "more than 32 heads of status 1xx, the last of 103" in error.message
+
+
+async def test_a_few_heads_of_1xx_before_an_answer_are_passed_over() -> None:
+    async def serve(transport: Transport) -> None:
+        peer = Peer(transport, HTTP1Connection(Role.SERVER))
+        request, _ = await read_request(peer)
+        for _ in range(32):
+            await peer.send(Response(stream=request.stream, status=103))
+        await peer.send(Response(stream=request.stream, status=200), Data(stream=1, buffers=(b"a",)), End(stream=1))
+
+    client = Client(part(b"x"))
+    async with containers(serve) as found:
+        await found.call(client, parameters={"unary": True})
+    assert [p.data for p in client.sent] == [b"a"]
 
 
 async def test_a_slow_client_is_not_a_slow_container(autojump_clock: MockClock) -> None:

@@ -517,6 +517,18 @@ async def test_a_reply_for_whose_coding_there_is_no_memory_leaves_as_it_is() -> 
         assert b"content-encoding" not in headers
 
 
+@pytest.mark.parametrize(("level", "in_a_thread"), [(1, False), (2, True), (9, True)])
+async def test_a_short_reply_is_coded_on_the_loop_at_level_1_alone(
+    steps: list[Callable[[], Awaitable[None]]], level: int, in_a_thread: bool
+) -> None:
+    async with replies(TEXT, level=level) as served:
+        steps += [trio.lowlevel.checkpoint]
+        headers, body = await reply(served.http1(), b"gzip")
+        assert headers[b"content-encoding"] == b"gzip"
+        assert gzip.decompress(body) == TEXT
+        assert (not steps) is in_a_thread
+
+
 async def test_a_client_that_leaves_stops_the_coding_of_its_reply(steps: list[Callable[[], Awaitable[None]]]) -> None:
     async with replies(bytes(16 * MiB)) as served:
         peer = served.http1()

@@ -37,7 +37,7 @@ class Wire:
         self.limits, self.budget = LimitsConfig(checkpoint_bytes=6000, send_buffer=send_buffer), ByteBudget(1 << 20)
         self.now, self.asked, self.told = 0.0, 0, 0
         self.exchange = Exchange(self, self, request, "x", 0.0)  # type: ignore[arg-type]
-        self.exchange.begin(trio.CancelScope(), Turn())
+        self.exchange.begin(trio.CancelScope(), Turn(), 0.0)
         if headers is not None:
             self.exchange.outbound.start(200, headers)
 

@@ -350,8 +350,8 @@ async def test_a_body_that_falls_silent_is_a_408(transport: str, known: bool, au
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_body_that_drips_is_a_408_and_a_slow_one_is_not(transport: str, autojump_clock: Any) -> None:
     async def upload(line: Line, rate: int) -> int:
-        await line.send(raw(1, b"POST", "/v2/models/probe/infer", content_length=100 * KiB))
-        for _ in range(0, 100 * KiB, rate):
+        await line.send(raw(1, b"POST", "/v2/models/probe/infer", content_length=48 * KiB))
+        for _ in range(0, 48 * KiB, rate):
             if not await still_open(line):
                 break
             await line.send(Data(stream=1, buffers=(bytes(rate),)))

@@ -14,6 +14,7 @@ from gateway.party import MemoryAccount, Party
 from gateway.testing.stories.talk import Leave
 from protocols.buffers import ByteBudget
 from protocols.events import Data, End, Reset
+from protocols.floods import STALLED_UPLOAD
 from tests.gateway.promises import KiB, Probe, SocketCall, answering, deaf, limits, raw, serving
 
 TICK = 1.0
@@ -139,7 +140,7 @@ async def test_what_a_key_holds_is_counted_over_its_connections(autojump_clock: 
         await house.still()
         assert account.held == 0
         for exchange in house.gateway.observer.live:
-            exchange.key = key
+            exchange.count_for(key)
         assert account.held == house.gateway.budget.used >= 80 * KiB
         assert [house.connection(call.line).budget.held for call in calls] == [0, 0]
         await calls[0].say(40 * KiB)
@@ -158,7 +159,7 @@ async def test_a_stream_of_http2_moves_to_its_key_with_what_it_has_reserved(auto
         await call.line.send(Data(stream=call.stream, buffers=(bytes(30 * KiB),)))
         await house.still()
         (exchange,) = house.gateway.observer.live
-        exchange.key = Party("key")
+        exchange.count_for(Party("key"))
         assert exchange.account is house.gateway.server.account_of(exchange.key)
         assert exchange.account.held == house.gateway.budget.used >= 30 * KiB
         assert exchange.held_with_wire == exchange.account.held
@@ -186,7 +187,7 @@ async def test_of_the_party_that_holds_most_the_largest_makes_room(autojump_cloc
             await house.still()
             for exchange in house.gateway.observer.live:
                 if exchange is not largest:
-                    exchange.key = many
+                    exchange.count_for(many)
             await call.say(size * KiB)
             await house.still()
             spread.append(call)
@@ -199,3 +200,71 @@ async def test_of_the_party_that_holds_most_the_largest_makes_room(autojump_cloc
         probe.go.set()
         for call in (alone, spread[0], spread[2]):
             await call.leave(Leave.STREAM)
+
+
+def test_who_asks_for_more_than_it_can_have_is_noted() -> None:
+    budget = ByteBudget(100)
+    one, other = (MemoryAccount(budget, plenty=50, share=12) for _ in range(2))
+    assert one.try_reserve(50)
+    assert budget.wanted is None
+    assert not one.try_reserve(1)
+    assert budget.wanted is one
+    assert other.try_reserve(11)
+    assert budget.wanted is one
+    assert not other.try_reserve(40)
+    assert budget.wanted is other
+
+
+@pytest.mark.parametrize("pause", [1.0, 2.5])
+async def test_an_upload_that_stalls_is_ended_once_another_party_needs_memory_and_not_before(
+    pause: float, autojump_clock: Any
+) -> None:
+    """One that sends a byte now and then is not: it is slow, and has its own limits."""
+    config = limits(total_bytes=200 * KiB, body=100 * KiB, party_share=20)
+    async with serving(Probe(deaf).spec("v2-http1"), config=config) as house:
+        holder = house.line("http1")
+        await holder.send(raw(1, b"POST", "/v2/models/probe/infer", content_length=60 * KiB))
+        for _ in range(5):
+            await holder.send(Data(stream=1, buffers=(bytes(10 * KiB),)))
+        for _ in range(10):
+            await trio.sleep(pause)
+            if pause < STALLED_UPLOAD:
+                await holder.send(Data(stream=1, buffers=(b"x",)))
+        assert house.endings == {}
+        needy = house.line("http1")
+        await needy.send(raw(1, b"GET", "/v2"), End(stream=1))
+        assert (await needy.peer.read_answer(1))[0] == 200
+        account = house.connection(needy).budget
+        assert account.try_reserve(50 * KiB)  # it holds a share, and more than half is in use
+        began = trio.current_time()
+        await needy.send(raw(2, b"GET", "/v2"), End(stream=2))
+        assert (await needy.peer.read_answer(2))[0] == 503
+        await trio.sleep(2 * TICK if pause > STALLED_UPLOAD else TICK)
+        account.release(50 * KiB)
+        if pause < STALLED_UPLOAD:
+            assert house.gateway.observer.refusals == {Refusal.PARTY_SHARE: 1}
+        else:
+            status, _, said = await holder.peer.read_answer(1)
+            assert (status, b"no byte of the body for 2 s" in said) == (503, True)
+            assert trio.current_time() - began <= 4 * TICK
+            assert house.gateway.observer.refusals == {Refusal.PARTY_SHARE: 1, Refusal.SHED: 1}
+        holder.peer.close()
+        await house.still()
+
+
+async def test_who_needs_memory_does_not_end_its_own_upload(autojump_clock: Any) -> None:
+    config = limits(total_bytes=200 * KiB, body=150 * KiB, party_share=20)
+    async with serving(Probe(deaf).spec("v2-http1"), config=config) as house:
+        line = house.line("http2")
+        await line.send(raw(1, b"POST", "/v2/models/probe/infer", content_length=60 * KiB))
+        for _ in range(5):
+            await line.send(Data(stream=1, buffers=(bytes(10 * KiB),)))
+        await trio.sleep(5)
+        house.gateway.budget.wanted = house.connection(line).budget
+        await trio.sleep(3 * TICK)
+        assert house.endings == {}
+        house.gateway.budget.wanted = object()
+        await trio.sleep(2 * TICK)
+        assert house.endings == {"refused": 1}
+        line.peer.close()
+        await house.still()

@@ -20,6 +20,8 @@ import trio.lowlevel
 
 from gateway import client
 from gateway.codecs import threads
+from gateway.codecs.threads import FREE
+from gateway.codecs.turns import CodecTurns, Stage
 from gateway.config import Config, LimitsConfig
 from gateway.dialects import json_bodies
 from gateway.dialects.v2 import requests
@@ -27,9 +29,9 @@ from models.adapt import blocking, spec_of
 from models.formatters import Input, TextInput
 from models.messages import Family, InferRequest, InferResponse, Tensor
 from models.spec import ModelSpec
-from protocols import strict_json
 from protocols.events import Frame, Opcode
-from protocols.json_text import close_census_of
+from protocols.json import strict
+from protocols.json.text import close_census_of
 from tests.gateway.dialects.v2.test_v2_pieces import Taker, body_of
 from tests.gateway.promises import House, limits, serving
 
@@ -147,7 +149,7 @@ async def test_every_route_takes_what_may_be_and_not_one_more(name: str) -> None
 
 @pytest.mark.parametrize("name", ["predictions", "chat", "generate", "infer", "predictions, a formatter"])
 async def test_a_route_that_does_not_ask_is_found(name: str) -> None:
-    with mock.patch.object(strict_json, "_check_counts"):
+    with mock.patch.object(strict, "_check_counts"):
         async with serving(*specs(), config=FEW) as house:
             with pytest.raises(AssertionError):
                 await check_bounds(house, ROUTES[name])
@@ -238,14 +240,14 @@ async def test_values_are_paid_for_before_they_are_made_and_given_back(
 ) -> None:
     paid: list[int] = []
     async with serving(*specs()) as house:
-        real = strict_json.loads
+        real = strict.loads
 
         def watched(data: Any, **options: Any) -> Any:
             if len(data) > len(value):
                 paid.append(house.gateway.budget.used)
             return real(data, **options)
 
-        monkeypatch.setattr(strict_json, "loads", watched)
+        monkeypatch.setattr(strict, "loads", watched)
         monkeypatch.setattr("gateway.codecs.formatting.loads", watched)
         with uncollected():
             for _ in range(2):
@@ -261,7 +263,7 @@ async def test_values_are_paid_for_before_they_are_made_and_given_back(
 async def test_where_there_is_no_room_for_values_the_request_is_refused(name: str) -> None:
     config = Config(limits=replace(LimitsConfig(), total_bytes=4 * MiB, memory_refuse=100, memory_reset=100))
     async with serving(*specs(), config=config) as house:
-        with mock.patch.object(strict_json, "_Reader", side_effect=AssertionError), uncollected():
+        with mock.patch.object(strict, "_Reader", side_effect=AssertionError), uncollected():
             status, said = await ask(house, ROUTES[name], DENSE)
         assert status in (503, 429), said
         assert b"limits.total_bytes" in said
@@ -298,7 +300,7 @@ async def test_a_short_body_is_not_counted_for_what_it_takes(monkeypatch: pytest
 
 async def test_long_texts_are_read_one_after_the_other_and_short_ones_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     release, reading, most = threading.Event(), [0, 0], threading.Lock()
-    real = strict_json.loads
+    real = strict.loads
 
     def watched(data: Any, **options: Any) -> Any:
         if len(data) < threads.LONG:
@@ -311,7 +313,7 @@ async def test_long_texts_are_read_one_after_the_other_and_short_ones_do_not_wai
             reading[0] -= 1
         return real(data, **options)
 
-    monkeypatch.setattr(strict_json, "loads", watched)
+    monkeypatch.setattr(strict, "loads", watched)
     text = b'"%b"' % (b"x" * threads.LONG)
     async with serving(*specs()) as house, trio.open_nursery() as nursery:
         names = ("predictions", "chat", "generate", "infer", "infer, pieces")
@@ -326,6 +328,21 @@ async def test_long_texts_are_read_one_after_the_other_and_short_ones_do_not_wai
     assert reading == [0, 1]
 
 
+@pytest.mark.parametrize("size", [1_500, 20_000, 100_000])
+async def test_a_coded_body_is_inflated_and_read_in_turns(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages, real = list[Stage](), CodecTurns.step
+
+    async def watched(turns: CodecTurns, n: int, call: Any, owner: object, stage: Stage) -> Any:
+        stages.append(stage)
+        return await real(turns, n, call, owner, stage)
+
+    monkeypatch.setattr(CodecTurns, "step", watched)
+    async with serving(*specs()) as house:
+        text = b'"%b"' % (b"x" * size)
+        assert (await ask(house, ROUTES["predictions"], text, ("content-encoding", "gzip")))[0] == 200
+    assert stages[:2] == [Stage.INFLATE, Stage.READ][: 2 if size > FREE else 1]
+
+
 def _binary() -> Any:
     headers, body = body_of(np.zeros(100_000, np.float32), datatype="FP32")
     return (body, *[(name.decode(), value.decode()) for name, value in headers])
@@ -333,3 +350,16 @@ def _binary() -> Any:
 
 def test_what_takes_turns_is_known_to_both() -> None:
     assert requests.json_turn is json_bodies.json_turn
+
+
+@pytest.mark.parametrize(("all_of_it", "counted"), [(1024 * MiB, 0), (16 * MiB, 1)])
+async def test_a_long_text_is_counted_before_it_is_read_only_where_memory_may_run_out(all_of_it: int, counted: int) -> None:
+    numbers = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [100_000], "data": [0.5] * 100_000}]})
+    config = limits(total_bytes=all_of_it, memory_refuse=100, memory_reset=100)
+    with mock.patch.object(requests, "census_of", wraps=requests.census_of) as census:
+        async with serving(spec_of(total, "m"), config=config) as house:
+            status, _, said = await house.ask("/v2/models/m/infer", numbers.encode())
+            assert (status, json.loads(said)["outputs"][0]["data"]) == (200, [50_000.0])
+            await house.still()
+            assert house.gateway.budget.used == 0
+    assert census.call_count == counted

@@ -98,8 +98,10 @@ class Server:
 
 
 @asynccontextmanager
-async def served(folder: Path, *flags: str, processes: int = 2, app: str = APP) -> AsyncIterator[Server]:
-    """A server of `app` that ends with the block. The block has PATIENCE seconds. At its end none of the fronts is alive."""
+async def served(
+    folder: Path, *flags: str, processes: int = 2, app: str = APP, patience: float = PATIENCE
+) -> AsyncIterator[Server]:
+    """A server of `app` that ends with the block. The block has `patience` seconds. At its end none of the fronts is alive."""
     (folder / "app.py").write_text(app)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERYWIRE_")} | {"PYTHONPATH": str(ROOT)}
     command = [
@@ -121,7 +123,7 @@ async def served(folder: Path, *flags: str, processes: int = 2, app: str = APP) 
     server = Server(process)
     assert process.stderr is not None
     try:
-        with process.stderr, trio.fail_after(PATIENCE):
+        with process.stderr, trio.fail_after(patience):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.read)
                 yield server

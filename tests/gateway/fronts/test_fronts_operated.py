@@ -145,7 +145,9 @@ async def test_events_are_those_of_all_and_a_dead_front_closes_its_streams(tmp_p
 
 async def test_a_model_is_reloaded_in_all_fronts_and_none_is_loaded_in_one(tmp_path: Path) -> None:
     async with operated(tmp_path) as (server, _, plane):
-        assert json.loads(await curl("-X", "POST", f"{plane}/models/who/reload"))["state"] == "ready"
+        view = json.loads(await curl("-X", "POST", f"{plane}/models/who/reload"))
+        assert view["state"] == "ready"
+        assert "send SIGHUP" in view["code"]
         assert {record["front"] for record in server.all("model reloaded")} == {0, 1}
         refused = json.loads(await curl("-X", "POST", f"{plane}/models/who/load"))
         assert refused["code"] == "Conflict"

@@ -74,6 +74,59 @@ def test_a_silent_front_gets_no_more_until_it_acknowledges() -> None:
     assert [front for front, _, _ in put(made, "g", now=late)] == [mute]
 
 
+NONE = frozenset[str]()
+
+
+def test_while_no_front_is_ready_all_get_connections_and_from_the_first_ready_one_on_only_ready_ones() -> None:
+    made = Handover[str]()
+    for front in (1, 2, 3):
+        made.add(front, ready=False, missed=frozenset({"chat"}))
+    assert {front for front, _, _ in put(made, *"abc")} == {1, 2, 3}
+    made.add(2, ready=True)
+    assert {front for front, _, _ in put(made, *"defg")} == {2}
+    made.add(3, ready=True)
+    assert set(made.chosen) == {2, 3}
+    made.remove(2)
+    assert {front for front, _, _ in assigned(made)} == {3}  # those that 2 had not acknowledged too
+    made.add(3, ready=False, missed=frozenset({"chat"}))  # it was given up there
+    assert set(made.chosen) == {1, 3}
+
+
+def test_a_model_that_one_front_serves_is_not_missing_where_the_next_connection_goes() -> None:
+    made = handover(1, 2)  # ready, as one that is not required is no reason to wait
+    made.add(1, missed=frozenset({"big", "small"}))
+    made.add(2, missed=frozenset({"big", "small"}))
+    made.add(1, missed=frozenset({"big"}))
+    assert made.chosen == [1]
+    made.add(2, missed=frozenset({"small"}))  # it has the other one: who has been served by 1 goes on there
+    assert made.chosen == [1]
+    made.add(2, missed=NONE)
+    assert made.chosen == [2]
+    made.add(1, missed=NONE)
+    assert made.chosen == [1, 2]
+
+
+def test_a_model_that_all_fronts_have_lost_is_served_where_it_is_back_first() -> None:
+    made = handover(1, 2)
+    for front in (1, 2):
+        made.add(front, missed=frozenset({"chat"}))
+    assert made.chosen == [1, 2]
+    made.add(2, missed=NONE)
+    assert made.chosen == [2]
+
+
+def test_connections_wait_for_the_ready_front_and_while_it_is_paused() -> None:
+    made = handover(1)
+    made.add(2, ready=False)
+    ((_, number, _),) = put(made, "a")
+    assert put(made, "b", now=SILENT + 0.1) == []  # a silent ready front, and one that would refuse
+    made.heard(1, [number], [], 1, SILENT + 0.2)
+    made.paused = True
+    assert assigned(made) == []
+    made.paused = False
+    assert [(front, connection) for front, _, connection in assigned(made)] == [(1, "b")]
+
+
 def test_a_front_that_rests_is_not_silent() -> None:
     made = handover(1)
     assert [front for front, _, _ in put(made, "a", now=100.0)] == [1]

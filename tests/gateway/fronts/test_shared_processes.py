@@ -135,12 +135,23 @@ async def streams(stack: AsyncExitStack, port: int, count: int) -> list[Stream]:
     return [await Stream.begin(await stack.enter_async_context(calling(port))) for _ in range(count)]
 
 
+async def streams_in(processes: set[int], stack: AsyncExitStack, port: int, count: int) -> list[Stream]:
+    """That many streams, in each of these processes and no other. A front has calls as soon as it has a link to one process:
+    streams that begin before the next link is there are closed, and others begun."""
+    while True:
+        async with AsyncExitStack() as some:
+            begun = await streams(some, port, count)
+            if (found := {stream.pid for stream in begun}) == processes:
+                stack.push_async_callback(some.pop_all().aclose)
+                return begun
+            assert found < processes
+
+
 async def test_two_fronts_have_the_same_processes_and_their_ends_and_starts(tmp_path: Path) -> None:
     async with shared(tmp_path) as (server, port), AsyncExitStack() as stack:
         assert len({await pid_of_who(port) for _ in range(4)}) == 1
         assert not pids_of(server, "who") & server.fronts
-        live = await streams(stack, port, 4)
-        assert {stream.pid for stream in live} == pids_of(server, "slow")
+        live = await streams_in(pids_of(server, "slow"), stack, port, 4)
         victim = live[0].pid
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
@@ -154,8 +165,10 @@ async def test_two_fronts_have_the_same_processes_and_their_ends_and_starts(tmp_
         assert (ended["pid"], ended["model"]) == (victim, "slow")
         assert len(server.all("instance ended")) == 1
         await until(lambda: len(pids_of(server, "slow")) == 3)
-        again = await streams(stack, port, 6)
-        assert {stream.pid for stream in again} == pids_of(server, "slow") - {victim}
+        left, again = pids_of(server, "slow") - {victim}, set[int | None]()
+        while again != left:  # the fronts hear of the new one after the log does
+            again |= {stream.pid for stream in await streams(stack, port, 6)}
+            assert again <= left
 
 
 async def test_a_front_that_is_killed_ends_its_own_sessions_and_no_process(tmp_path: Path) -> None:
@@ -211,6 +224,7 @@ async def test_a_reload_is_one_of_all_fronts_and_streams_end_where_they_began(tm
         for name in ("who", "slow"):
             view = json.loads(await curl("-X", "POST", f"{plane}/models/{name}/reload"))
             assert view["state"] == "ready"
+            assert "code" not in view
         seen = {await who_says(port) for _ in range(6)}
         assert len(seen) == 1
         ((pid, version),) = seen
@@ -238,7 +252,8 @@ async def test_a_reload_that_fails_leaves_the_old_processes(tmp_path: Path) -> N
 
 async def test_a_process_is_replaced_for_all_fronts_and_its_streams_end_where_they_began(tmp_path: Path) -> None:
     async with shared(tmp_path, *PLANE) as (server, port), AsyncExitStack() as stack:
-        plane, live = (await server.logged("operator plane"))["at"], await streams(stack, port, 4)
+        plane = (await server.logged("operator plane"))["at"]
+        live = await streams_in(pids_of(server, "slow"), stack, port, 4)
 
         async def restarted(number: int) -> dict[str, Any]:
             said: dict[str, Any] = json.loads(await curl("-X", "POST", f"{plane}/models/slow/instances/{number}/restart"))
@@ -247,8 +262,7 @@ async def test_a_process_is_replaced_for_all_fronts_and_its_streams_end_where_th
         before = {one["number"]: one["pid"] for one in json.loads(await curl(f"{plane}/models/slow"))["instances"]}
         await restarted(0)
         (fresh,) = pids_of(server, "slow") - set(before.values())
-        again = await streams(stack, port, 8)
-        assert {stream.pid for stream in again} == {fresh, before[1]}  # by both fronts
+        await streams_in({fresh, before[1]}, stack, port, 8)
         for stream in live:
             await stream.goes_on()
         assert alive(before[0])

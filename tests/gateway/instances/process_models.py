@@ -84,6 +84,7 @@ async def parrot(session: Session[Part, Part]) -> None:
 class Shouter:
     """Says it loud."""
 
+    context = 6
     parameters = frozenset({"temperature", "max_new_tokens"})
 
     def __init__(self, end: str = "!") -> None:

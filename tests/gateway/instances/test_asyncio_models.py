@@ -69,6 +69,8 @@ async def test_each_shape_of_a_model_answers() -> None:
                 assert (await lmi(memory, "the quick fox", name, stream=stream)).text == said
         answer = await memory.client("http2").openai("hello you", "Shouter", max_tokens=5)
         assert (answer.text, json.loads(answer.body)["usage"]["prompt_tokens"]) == ("USER: HELLO YOU!", 3)
+        too_long = await memory.client().openai("hello you and all the others", "Shouter")
+        assert (too_long.status, "maximum context length is 6 tokens" in str(too_long.error)) == (400, True)
         socket = await memory.conversation("parrot")
         await socket.send(b"one")
         await socket.send(b"two")

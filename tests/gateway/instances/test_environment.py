@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 
 import pytest
+import trio
 
-from gateway.instances.spawn import Exit, ProcessPlan, environment_of, innermost_line
+from gateway.instances.spawn import CrashOutput, Exit, ProcessPlan, environment_of, innermost_line
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -109,3 +112,34 @@ Extension modules: numpy.core._multiarray_umath (total: 1)
 )
 def test_the_innermost_line_is_that_of_the_thread_at_fault(tail: str, line: str) -> None:
     assert innermost_line(tail) == line
+
+
+def test_of_a_crash_the_lines_of_the_author_are_shown() -> None:
+    trio_line = f'  File "{trio.__file__}", line 211 in _work'
+    dump = DUMP.replace('  File "/lib/threading.py", line 982 in run', trio_line)
+    dump = dump.replace('  File "/lib/threading.py"', '  File "/srv/other.py"')
+    crash = CrashOutput()
+    shown = [line for line in dump.splitlines() if line and crash.level("stderr", line) != logging.DEBUG]
+    assert shown == [
+        "INFO: loading",
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x00007f2a51ff36c0 (most recent call first):",
+        '  File "/srv/my app.py", line 12 in step',
+    ]
+    assert crash.level("stderr", "INFO: another line") == logging.INFO
+
+
+def test_the_place_of_a_crash_is_the_authors_line() -> None:
+    within = f'  File "{trio.__file__}", line 9 in get_events\n'
+    assert innermost_line(DUMP.replace('  File "/srv', f'{within}  File "/srv')) == "/srv/my app.py line 12"
+    alone = DUMP.replace('  File "/srv/my app.py", line 12 in step\n', within).replace(
+        "/lib/threading.py", threading.__file__
+    )
+    assert innermost_line(alone) == f"{trio.__file__} line 9"
+
+
+def test_a_stack_that_the_model_prints_itself_is_shown_whole() -> None:
+    crash = CrashOutput()
+    assert not any(
+        crash.level("stderr", line) == logging.DEBUG for line in DUMP.replace("Fatal Python error", "Stack").splitlines()
+    )

@@ -41,6 +41,7 @@ from gateway.instances.messages import (
 )
 from gateway.instances.messages import Array as ArrayOf
 from gateway.instances.spawn import Exit
+from gateway.telemetry.logging_setup import JSONFormatter, TextFormatter
 from models.blocking import StepHolder, set_step_holder
 from models.errors import ContextLengthExceeded, ModelError
 from models.formatters import TextInput
@@ -881,6 +882,9 @@ async def test_its_log_and_its_output_are_told_as_its(caplog: pytest.LogCaptureF
         await wait_all_tasks_blocked()
     said = {(record.name, record.levelno, record.getMessage()) for record in caplog.records}
     assert {("app.x", 30, "100 %s"), ("app.x", 40, "no\nTraceback"), ("gateway.worker", 20, "model output")} <= said
+    for formatter in (TextFormatter(), JSONFormatter()):
+        (line,) = [formatter.format(record) for record in caplog.records if record.levelno == 40]
+        assert line.endswith("\n    Traceback" if isinstance(formatter, TextFormatter) else '"exc_info": "Traceback"}')
     for record in caplog.records:
         if record.name != "trio":
             assert (vars(record)["model"], vars(record)["instance"], vars(record)["pid"]) == ("m", 0, 4711)

@@ -64,6 +64,7 @@ async def many(memory: MemoryGateway, count: int) -> None:
             nursery.start_soon(some)
 
 
+@pytest.mark.soak
 async def test_ten_thousand_sessions_leave_neither_memory_nor_descriptors() -> None:
     trim = ctypes.CDLL(None).malloc_trim
 

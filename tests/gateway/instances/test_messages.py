@@ -56,6 +56,7 @@ from gateway.instances.messages import (
     item_of,
     message_of,
 )
+from models.errors import ModelError
 from models.messages import (
     BytesTensor,
     Finish,
@@ -315,7 +316,7 @@ TOKEN: dict[str, Any] = {
 PARAMETERS: dict[str, Any] = {
     "do_sample": True, "seed": -5, "temperature": 0.5, "repetition_penalty": 1.5, "top_k": 5, "top_p": 0.5, "min_p": 0.25,
     "typical_p": 0.75, "presence_penalty": 2.0, "frequency_penalty": -2.0, "logit_bias": {7: 1.5, 0: -100.0},
-    "max_new_tokens": 99, "min_length": 2, "ignore_eos_token": True, "stop_sequences": ("a", "ü"), "stop_token_ids": (1, 2),
+    "max_new_tokens": 99, "limited": False, "min_length": 2, "ignore_eos_token": True, "stop_sequences": ("a", "ü"), "stop_token_ids": (1, 2),
     "include_stop_str_in_output": False, "bad_sequences": ("x",), "n": 2, "best_of": 3, "num_beams": 4, "length_penalty": 0.5,
     "early_stopping": True, "truncate": 7, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "details": True, "return_full_text": True, "decoder_input_details": True, "top_n_tokens": 5, "logprobs": 2,
@@ -486,7 +487,7 @@ UNSENDABLE: dict[str, Any] = {
 
 @pytest.mark.parametrize("message", UNSENDABLE.values(), ids=[*UNSENDABLE])
 def test_what_cannot_be_sent_is_an_error_where_it_is(message: Any) -> None:
-    with pytest.raises((TypeError, ValueError, OverflowError)):
+    with pytest.raises((TypeError, ValueError, OverflowError, ModelError)):
         encoded(item_of(1, message)[0])
 
 

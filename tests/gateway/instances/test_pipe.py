@@ -30,6 +30,7 @@ from gateway.instances.messages import (
     item_of,
 )
 from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine
+from models.errors import ModelError
 from models.messages import Part, Prompt, Token
 from tests.gateway.instances.sides import PATIENCE, streams
 from tests.gateway.instances.test_messages import UNSENDABLE
@@ -471,11 +472,11 @@ async def test_what_cannot_be_sent_is_the_error_of_its_session_alone(message: An
     async with ends(2) as (ours, theirs):
         await ours.lines[1].send(part(1, 1))
         if type(message) in MESSAGES:
-            with pytest.raises((TypeError, ValueError, OverflowError)):
+            with pytest.raises((TypeError, ValueError, OverflowError, ModelError)):
                 ours.lines[0].try_send(message)
         else:  # a value that a model sends in place of a message
             assert not ours.lines[0].try_send(message)
-        with pytest.raises((TypeError, ValueError, OverflowError)):
+        with pytest.raises((TypeError, ValueError, OverflowError, ModelError)):
             await ours.lines[0].send(message)
         await ours.lines[1].send(part(1, 2))
         assert [await theirs.lines[1].receive() for _ in range(2)] == [part(1, 1), part(1, 2)]

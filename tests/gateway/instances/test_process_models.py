@@ -238,6 +238,8 @@ async def test_functions_of_a_models_author_are_called_in_its_process() -> None:
         assert answer.text == "USER: HOW ARE YOU?"
         document = json.loads(answer.body)
         assert document["usage"]["prompt_tokens"] == 4
+        too_long = await memory.client().openai("how are you this evening", "m")
+        assert (too_long.status, "maximum context length is 6 tokens" in str(too_long.error)) == (400, True)
 
 
 async def test_each_instance_has_its_number_its_device_its_threads_and_its_environment(

@@ -87,6 +87,28 @@ async def test_a_stale_event_of_a_number_that_nobody_has_is_dropped(pair: Any) -
     hub.close()
 
 
+async def test_what_becomes_ready_while_others_are_told_comes_after_them_and_waits_for_no_further_event() -> None:
+    hub = Poller()
+    house, pairs = House(hub), [unix_pair() for _ in range(3)]
+    told = [served(house, ours) for ours, _ in pairs]
+    for _, theirs in pairs[:2]:
+        theirs.sendall(b"1")
+    assert hub.look()
+    assert hub.tell(1) == 1
+    for _, theirs in pairs:
+        theirs.sendall(b"2")
+    assert hub.look()  # while an event waits
+    assert hub.tell(1) == 1
+    assert [bytes(one.received) for one in told] == [b"1", b"12", b""]
+    assert hub.tell(8) == 4  # the third, which could send, and those that came since, without another look
+    assert [bytes(one.received) for one in told] == [b"12", b"12", b"2"]
+    assert not hub.look()
+    for one, (_, theirs) in zip(told, pairs, strict=True):
+        one.connection.lost()
+        theirs.close()
+    hub.close()
+
+
 async def test_a_place_that_is_over_tells_nobody_however_often_it_is_said(pair: Any) -> None:
     ours, _ = pair
     hub = Poller()

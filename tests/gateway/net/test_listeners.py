@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gateway.client import open_client
 from gateway.client.connection import post
@@ -387,3 +388,11 @@ def test_sockets_of_other_names_may_stand_side_by_side() -> None:
     said = ("systemd:http", "systemd+tls:https", "unix:/run/s", "unix+tls:/run/t", "127.0.0.1")
     operator = OperatorConfig(host=("systemd:plane", "unix:/run/p", "127.0.0.1"), open=True)
     Gateway(Config(listen=ListenConfig(host=said), operator=operator, tls=TLSConfig(dev=True)))
+
+
+async def test_one_that_is_closed_while_there_is_no_room_ends(autojump_clock: MockClock) -> None:
+    (listener,) = open_listeners("127.0.0.1", [ANY], RULES)
+    async with await trio.open_tcp_stream("127.0.0.1", listener.port), trio.open_nursery() as nursery:
+        nursery.start_soon(listener.accept, lambda sock: None, lambda: False)
+        await trio.sleep(1.05)  # in its pause
+        listener.close()

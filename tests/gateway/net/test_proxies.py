@@ -47,7 +47,7 @@ V2 = (
     + b"\x01\0\x03abc"
 )
 LOCAL = SIGNATURE_2 + struct.pack("!BBH", 0x20, 0, 0)
-GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /v2 HTTP/1.1\r\nHost: x\r\n"
 
 
 async def echo(session: Session[Any, Any]) -> None:
@@ -415,7 +415,7 @@ async def test_as_an_asgi_application_it_believes_the_same(
             pass
 
         scope = {
-            "type": "http", "http_version": "1.1", "method": "GET", "path": "/v2/health/live", "query_string": b"",
+            "type": "http", "http_version": "1.1", "method": "GET", "path": "/v2", "query_string": b"",
             "headers": [(b"x-forwarded-for", b"203.0.113.7")], "client": caller,
         }  # fmt: skip
         await ASGIApp(house.gateway)(scope, receive, ignore)

@@ -191,7 +191,7 @@ class Straddling:
     def __init__(self, below: SocketTransport, bite: int) -> None:
         self.below, self.bite = below, bite
         self.peer, self.alpn = below.peer, below.alpn
-        self.short_is_dry = False
+        self.short_is_dry = self.behind = False
         self.wait_readable, self.wait_writable, self.hung_up = below.wait_readable, below.wait_writable, below.hung_up
         self.try_send, self.send_eof, self.close = below.try_send, below.send_eof, below.close
         self.pending = False

@@ -19,14 +19,16 @@ from gateway.config.load import load
 from gateway.config.problem import ConfigError
 from gateway.gateway import Gateway
 from gateway.operator.operations import OPERATIONS
+from gateway.telemetry.metrics import Scrapes
 from models.adapt import spec_of
 from models.messages import Prompt
+from protocols.floods import METRICS_BYTES
 from tests.gateway.operator.operators import curl
 from tests.gateway.promises import Probe, answering, pausing
 from tests.ports import free_port
 
 TOKEN, OPERATORS = "scrape-me-with-this", "correct-horse-battery"
-HEALTH = ("/v2/health/live", "/v2/health/ready", "/ping")
+HEALTH = ("/v2/health/live", "/v2/health/ready", "/ping", "/health")
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -73,6 +75,77 @@ async def test_it_knows_metrics_and_health_and_nothing_else() -> None:
         for path in ("/metrics", *HEALTH):
             assert (await curl(port, "POST", path)).status == 405
         assert (await curl(gateway.port, "GET", "/metrics")).status == 404
+
+
+async def test_a_websocket_is_answered_as_any_other_request() -> None:
+    asked = (
+        b"GET /ping HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\r\n"
+    )
+    async with scraped() as gateway, await trio.open_tcp_stream("127.0.0.1", gateway.metrics_port) as stream:
+        await stream.send_all(asked)
+        assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_connection_that_has_sent_too_much_is_over() -> None:
+    asked = b"GET /nowhere HTTP/1.1\r\nhost: a\r\nx-long: %b\r\n\r\n" % (b"x" * 8000)
+    async with scraped() as gateway, await trio.open_tcp_stream("127.0.0.1", gateway.metrics_port) as stream:
+        told, more = b"", b"begun"
+        while more:
+            await stream.send_all(asked)
+            more = await stream.receive_some(65536)
+            while more and not more.endswith(b"}"):  # head and body come apart
+                more += await stream.receive_some(65536)
+            told += more
+        assert told.count(b"HTTP/1.1 404 ") == METRICS_BYTES // len(asked) + 1
+
+
+async def test_scrapes_that_wait_share_the_next_text_and_none_is_older_than_its_request() -> None:
+    begun, go, texts = 0, trio.Event(), list[bytes]()
+
+    async def make(accept: str) -> tuple[str, bytes]:
+        nonlocal begun
+        begun += 1
+        number = begun
+        await go.wait()
+        return "text/plain", b"%d" % number
+
+    scrapes = Scrapes(make)
+
+    async def scrape(accept: str = "text/plain") -> None:
+        texts.append((await scrapes.text(accept))[1])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scrape)
+        await wait_all_tasks_blocked()
+        for _ in range(50):  # the first has begun: these want another
+            nursery.start_soon(scrape)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(scrape, "application/openmetrics-text; version=1.0.0")
+        await wait_all_tasks_blocked()
+        go.set()
+    assert begun == 3
+    assert texts == [b"1", *[b"2"] * 50, b"3"]
+
+
+async def test_a_scrape_whose_client_leaves_is_made_by_the_next() -> None:
+    texts = list[bytes]()
+
+    async def make(accept: str) -> tuple[str, bytes]:
+        await trio.sleep(0.01)
+        return "text/plain", b"made"
+
+    scrapes, leaving = Scrapes(make), trio.CancelScope()
+
+    async def scrape(scope: trio.CancelScope) -> None:
+        with scope:
+            texts.append((await scrapes.text(""))[1])
+
+    async with trio.open_nursery() as nursery:
+        for scope in (leaving, trio.CancelScope()):
+            nursery.start_soon(scrape, scope)
+        await trio.lowlevel.checkpoint()
+        leaving.cancel()
+    assert texts == [b"made"]
 
 
 async def test_formats_are_those_of_the_operator_plane() -> None:

@@ -144,6 +144,9 @@ async def test_models_are_unloaded_loaded_and_reloaded(autojump_clock: Any) -> N
         old = house.gateway.supervisor.workers["probe"]
         reloaded = await operator.ask("POST", "/models/probe/reload", {"patience": 1})
         assert (reloaded.status, reloaded.json["state"]) == (200, "ready")
+        assert "a changed file was not read" in reloaded.json["code"]
+        assert "models.probe.process.enabled = true" in reloaded.json["code"]
+        assert "code" not in (await operator.get("/models/probe"))
         assert house.gateway.supervisor.workers["probe"] is not old
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from gateway.config import Config, ListenConfig, OperatorConfig
 from gateway.config.problem import ConfigError
@@ -53,6 +56,27 @@ async def test_where_a_token_is_set_nothing_is_told_or_done_without_it(method: s
         assert answer.json["error"].startswith(f"{said}: send `Authorization: Bearer TOKEN`")
     assert not any(TOKEN in repr(record.__dict__) for record in caplog.records)
     assert [record.__dict__["reason"] for record in caplog.records] == ["no token", *["a wrong token"] * 5]
+
+
+async def test_callers_that_are_refused_write_few_lines_and_a_sum(autojump_clock: MockClock, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    operator = plane(token=TOKEN)
+    for _ in range(50):
+        assert (await operator.ask("GET", "/metrics")).status == 401
+    assert len(caplog.records) == 20
+    await trio.sleep(10)
+    assert operator.gateway is not None
+    for look in operator.gateway.timer.beside:
+        await look()
+    assert [(r.of, r.count, r.levelname) for r in caplog.records[20:]] == [("operator request refused", 30, "WARNING")]
+
+
+async def test_callers_that_are_let_in_write_few_lines_too(autojump_clock: MockClock, caplog: Any) -> None:
+    operator = plane(token=TOKEN)
+    caplog.set_level(logging.INFO, "gateway")
+    for _ in range(50):
+        await operator.ask("POST", "/streams/nothing/end", authorization=bearer(TOKEN))
+    assert [record.getMessage() for record in caplog.records] == ["operator request"] * 20
 
 
 @pytest.mark.parametrize("sent", [f"Bearer {TOKEN}", f"bearer {TOKEN}", f"Bearer  {TOKEN}"])

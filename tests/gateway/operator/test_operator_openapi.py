@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from gateway.config import Config, ListenConfig, OperatorConfig, RepositoryConfig
 from gateway.gateway import Gateway
+from gateway.operator import app
 from gateway.operator.app import operator_app
 from gateway.operator.operations import OPEN, OPERATIONS, document
 from gateway.testing.stories.talk import Leave
@@ -74,3 +75,7 @@ async def test_what_is_asked_and_answered_is_as_it_says(
         if status == 200 and body is not None:
             check(body, operation["requestBody"]["content"]["application/json"]["schema"])
         await live.leave(Leave.RESET)
+
+
+def test_the_document_is_made_once() -> None:
+    assert app._document("1") is app._document("1")

@@ -5,13 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from dataclasses import replace
 from typing import Any
 
-import h2.config
-import h2.connection
-import h2.events
-import h2.settings
 import pytest
 import trio
 from hypercorn.protocol.h11 import H11Protocol
@@ -117,36 +112,35 @@ async def test_a_connection_that_cannot_even_begin_is_one_line_of_the_log(
 ) -> None:
     async with operated(Probe(silent).spec("lmi-http1")) as gateway:
         with monkeypatch.context() as broken:
-            broken.setattr("gateway.operator.plane.Connection", None)
+            broken.setattr("gateway.operator.plane._Stream", None)
             async with await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream:
                 assert await stream.receive_some() == b""
         assert "a connection of the operator plane failed" in [record.message for record in caplog.records]
         assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
 
 
-async def test_a_client_that_ends_hypercorn_elsewhere_harms_nobody(caplog: Any) -> None:
-    """Legal HTTP/2 at which hypercorn 0.18 itself raises: a body that goes on after its answer is complete."""
-    probe = Probe(pausing)
-    async with operated(probe.spec("lmi-http1")) as gateway:
-        live = await called(gateway)
-        await until(lambda: probe.sent == 3)
-        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        client.initiate_connection()
-        fields = [(":path", "/nowhere"), (":scheme", "http"), (":authority", "127.0.0.1")]
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+H2C = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+
+
+async def test_the_preface_of_http2_is_refused(caplog: Any) -> None:
+    async with operated(Probe(silent).spec("lmi-http1")) as gateway:
         async with await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream:
-            for number in (1, 3):
-                client.send_headers(number, [(":method", "POST"), *fields])
-                await stream.send_all(client.data_to_send())
-                ended = False
-                while not ended:
-                    events = client.receive_data(await stream.receive_some(65536))
-                    ended = any(isinstance(event, h2.events.StreamEnded) for event in events)
-                client.send_data(number, b"late", end_stream=True)
-        probe.go.set()
-        async with live:
-            whole = b"".join([piece async for piece in live])
-        assert b"00000005" in whole
+            await stream.send_all(PREFACE)
+            said = b"".join([piece async for piece in stream])
+        assert said.startswith(b"HTTP/1.1 505 ")
+        assert said.count(b"HTTP/") == 1
     assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_request_that_asks_for_h2c_is_answered_as_any_other() -> None:
+    asked = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n" + H2C + b"\r\n"
+    async with (
+        operated(Probe(silent).spec("lmi-http1")) as gateway,
+        await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream,
+    ):
+        await stream.send_all(asked)
+        assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_what_breaks_in_a_connection_breaks_that_one_alone(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,42 +244,6 @@ async def test_a_client_that_stops_reading_is_ended_by_the_kernel(monkeypatch: p
         monkeypatch.setattr(trio.socket, "from_stdlib_socket", seen)
         assert (await curl(gateway.operator_port, "GET", "/health/live")).status == 200
     assert asked == [7000]
-
-
-@pytest.mark.parametrize("path", ["/console/overview.mjs", "/streams/events?interval=0.1", "/metrics"])
-@pytest.mark.parametrize("window", [0, 1000])
-async def test_a_client_that_gives_no_window_is_left(window: int, path: str, caplog: Any, mock_clock: MockClock) -> None:
-    """Its kernel takes all there is, so that ours does not end it."""
-    caplog.set_level(logging.INFO, "gateway.operator")
-    config = Config(limits=LimitsConfig(write_stall=7))
-    # a state of which the event stream tells more than the window, and hypercorn's buffer, take
-    specs = [replace(Probe(silent).spec("lmi-http1"), name=f"{number:0190}") for number in range(200)]
-    async with operated(*specs, config=config) as gateway:
-        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        client.local_settings = h2.settings.Settings(
-            client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}
-        )
-        client.initiate_connection()
-        fields = [(":method", "GET"), (":path", path), (":scheme", "http"), (":authority", "127.0.0.1")]
-        client.send_headers(1, fields, end_stream=True)
-        async with await trio.open_tcp_stream("127.0.0.1", gateway.operator_port) as stream:
-            await stream.send_all(client.data_to_send())
-            ended = list[Any]()
-
-            async def read() -> None:
-                async for piece in stream:
-                    ended.extend(e for e in client.receive_data(piece) if isinstance(e, h2.events.StreamReset))
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                for seconds, resets in ((0, 0), (6.5, 0), (1, 1)):
-                    mock_clock.jump(seconds)
-                    await wait_all_tasks_blocked(0.02)
-                    assert len(ended) == resets
-                mock_clock.jump(6)  # hypercorn's own patience with a connection that asks nothing
-                await wait_all_tasks_blocked(0.02)
-        (said,) = [record.__dict__ for record in caplog.records if record.message == "write stalled"]
-        assert (said["seconds"], said["setting"]) == (7, "limits.write_stall")
 
 
 async def test_wrong_tokens_end_the_server_at_its_start() -> None:

@@ -9,7 +9,16 @@ import pytest
 
 from gateway.errors import Refusal
 from gateway.operator.history import History, HistoryView
-from gateway.operator.stats import HistogramView, ModelStats, PeerView, PointView, StatsView, VerdictView, stats_of_all
+from gateway.operator.stats import (
+    HistogramView,
+    LateView,
+    ModelStats,
+    PeerView,
+    PointView,
+    StatsView,
+    VerdictView,
+    stats_of_all,
+)
 from gateway.operator.verdict import verdict
 from gateway.operator.views import ErrorView, ModelView
 
@@ -35,6 +44,10 @@ def look(at: float = 60.0, *, lag: tuple[int, int] = (600, 0), **more: Any) -> S
     buckets[0], buckets[7] = lag
     own = {"ready": True, "models": {"chat": model(model=100.0)}, "lag": HistogramView(buckets=buckets, seconds=0.0)}
     return msgspec.structs.replace(stats_of_all([]), at=at, uptime=at, **(own | more))
+
+
+def late(*works: tuple[str, str, float]) -> list[LateView]:
+    return [LateView(work=work, whose=whose, seconds=seconds) for work, whose, seconds in works]
 
 
 def refusals(**counts: int) -> dict[str, int]:
@@ -69,7 +82,21 @@ ROWS: list[tuple[str, dict[str, Any], list[ModelView], str]] = [
     ("failing", {"models": {"chat": model(model=1.0), "flaky": model(complete=62, failed=38)}}, [CHAT], "flaky fails 38 % of its requests"),
     ("healthy", {"models": {"chat": model(complete=5710, failed=290, model=1.0)}}, [CHAT], WELL),
     ("blocked", {"lag": (590, 10)}, [CHAT], "Something blocks the event loop"),
-    ("healthy", {"lag": (599, 1)}, [CHAT], WELL),
+    ("busy", {"lag": (590, 10), "starved": [0] * 7 + [10]}, [CHAT], "The machine is busy: the server waits for a CPU"),
+    ("busy", {"lag": (580, 20), "starved": [0] * 7 + [16, 0]}, [CHAT], "The machine is busy: the server waits for a CPU"),
+    ("blocked", {"lag": (580, 20), "starved": [0] * 7 + [10]}, [CHAT], "Something blocks the event loop"),
+    ("blocked", {"lag": (590, 10), "late": late(("TLS records", "127.0.0.1", 2.0), ("requests", "10.0.0.1", 1.0))}, [CHAT],
+     "The event loop is blocked: TLS records of 127.0.0.1"),
+    ("blocked", {"lag": (590, 10), "late": late(*[("TLS records", f"10.0.0.{n}", 1.0) for n in range(3)], ("", "", 1.0))}, [CHAT],
+     "The event loop is blocked: TLS records"),
+    ("blocked", {"lag": (590, 10), "late": late(("model code", "chat", 1.0), ("wait for a CPU", "", 9.0))}, [CHAT],
+     "The event loop is blocked: model code of chat"),
+    ("blocked", {"lag": (590, 10), "late": late(("TLS records", "127.0.0.1", 1.0), ("", "", 1.1))}, [CHAT], "Something blocks the event loop"),
+    ("busy", {"lag": (590, 10), "starved": [0] * 7 + [10], "late": late(("TLS records", "127.0.0.1", 1.0), ("wait for a CPU", "", 9.0))}, [CHAT],
+     "The machine is busy: the server waits for a CPU; most of its own goes to TLS records of 127.0.0.1"),
+    ("busy", {"lag": (590, 10), "starved": [0] * 7 + [10], "late": late(("TLS records", "127.0.0.1", 0.9), ("wait for a CPU", "", 9.1))}, [CHAT],
+     "The machine is busy: the server waits for a CPU"),
+    ("healthy", {"lag": (599, 1), "late": late(("TLS records", "127.0.0.1", 0.1))}, [CHAT], WELL),
     ("senders", {"models": {"chat": model(input=50.0, model=50.0)}, "peers": PEERS}, [CHAT], "Clients send slowly"),
     ("healthy", {"models": {"chat": model(late=100, model=1.0)}}, [CHAT], "Healthy: 100 requests/s, p99 of chat 18 s, no refusals"),
     ("healthy", {"models": {"chat": model(room=0.9)}}, [CHAT], WELL),
@@ -104,13 +131,14 @@ def test_the_first_row_that_holds_is_said(
 
 def test_only_what_has_happened_since_the_look_before_counts() -> None:
     before = look(
-        at=1000.0, lag=(0, 600), refusals=refusals(QUEUE=10**6), models={"chat": model(failed=10**6, room=10.0**9, late=6000)}
+        at=1000.0, lag=(0, 600), starved=[0] * 7 + [600], refusals=refusals(QUEUE=10**6), models={"chat": model(failed=10**6, room=10.0**9, late=6000)}
     )  # fmt: skip
     now = msgspec.structs.replace(
         before,
         at=1060.0,
         models={"chat": model(complete=12000, failed=10**6, room=10.0**9, late=6000, model=1.0)},
         lag=look(lag=(600, 600)).lag,
+        starved=[0] * 7 + [600],
     )
     said = verdict(point_of(before), now, 60.0, [CHAT])
     assert (said.kind, said.sentence, said.model, said.seconds) == ("healthy", WELL, "chat", 60.0)
@@ -123,6 +151,26 @@ def test_slow_readers_are_named_with_all_they_hold() -> None:
     assert said.detail == (
         "10.4.7.31 accounts for 100 % of it, with 50 live streams. Clients that do not read hold 47 of the 64 slots of chat."
     )
+
+
+def test_the_work_that_blocks_the_event_loop_is_named_with_its_share() -> None:
+    works = late(("TLS records", "127.0.0.1", 3.0), ("TLS records", "10.0.0.1", 1.0), ("wait for a CPU", "", 1.0))
+    said = judged(look(lag=(590, 10), late=works), [CHAT])
+    assert (said.peer, said.model) == ("127.0.0.1", "")
+    assert said.detail == (
+        "Its timer is 160 ms late (p99). This had 75 % of the time for which it was late. All streams wait meanwhile."
+    )
+    said = judged(look(lag=(590, 10), late=late(("model code", "chat", 1.0))), [CHAT])
+    assert (said.peer, said.model) == ("", "chat")
+
+
+def test_the_works_of_all_fronts_are_added_and_the_rest_are_sums_of_their_kind() -> None:
+    mine = late(*[("TLS records", f"10.0.0.{n}", 6.0 - n) for n in range(6)])
+    told = stats_of_all([look(late=mine), look(late=late(("TLS records", "10.0.0.5", 2.5), ("requests", "", 0.5)))])
+    assert [(one.work, one.whose, one.seconds) for one in told.late] == [
+        *[("TLS records", f"10.0.0.{n}", 6.0 - n) for n in (0, 1, 2)], ("TLS records", "10.0.0.5", 3.5),
+        ("TLS records", "10.0.0.3", 3.0), ("TLS records", "", 2.0), ("requests", "", 0.5),
+    ]  # fmt: skip
 
 
 def test_slow_senders_are_named() -> None:
@@ -159,3 +207,9 @@ def test_a_server_that_has_begun_anew_is_not_told_of_with_numbers_below_zero() -
     before = look(at=1000.0, models={"chat": model(complete=10**6, model=10.0**6)})
     said = verdict(point_of(before), look(at=1060.0), 60.0, [CHAT])
     assert said.sentence == "Healthy: no request has ended in the last minute"
+
+
+def test_the_waits_of_all_fronts_for_a_cpu_are_added() -> None:
+    told = [look(lag=(590, 10), starved=[0] * 7 + [10]), look(lag=(600, 0))]
+    assert sum(stats_of_all(told).starved) == 10
+    assert point_of(told[0]).starved == [0] * 7 + [10]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from gateway import client
-from gateway.config import Config, LimitsConfig, ListenConfig
+from gateway.config import AccessConfig, Config, LimitsConfig, ListenConfig
 from gateway.core.server import Server
 from gateway.errors import Closing
 from gateway.gateway import Gateway
@@ -24,6 +25,7 @@ from protocols.http2.frames import PREFACE, Code
 from tests.gateway.promises import House, KiB, Line, Probe, Tap, at_once, limits, raw, serving, silent
 
 REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable"
 TLS: Any = object()
 """Stands for a context that nobody comes to use."""
 
@@ -215,6 +217,33 @@ async def test_beyond_the_limit_each_wire_is_told_to_come_later(autojump_clock: 
         assert (await read(begun)).startswith(b"HTTP/1.1 503 ")
         assert ended(house) == {"refused-at-limit": 6}
         assert not house.gateway.acceptor.lobby.guests
+        for call in calls:
+            await call.leave(Leave.CLOSE)
+
+
+async def test_beyond_the_limit_an_allowed_page_can_read_that_it_may_come_later(autojump_clock: MockClock) -> None:
+    config = replace(limits(connections=2), access=AccessConfig(origins=("https://app.example",)))
+    async with serving(Probe(silent).spec("json-http1"), config=config) as house:
+        calls = await full(house)
+
+        async def said(method: bytes, *fields: bytes) -> tuple[bytes, bytes]:
+            guest = arrive(house)
+            guest.try_send([b"\r\n".join((method + b" /v1/completions HTTP/1.1", b"Host: a", *fields, b"", b""))])
+            await house.still()
+            guest.send_eof()
+            line, _, rest = (await read(guest)).partition(b"\r\n")
+            return line, rest
+
+        app, evil = b"Origin: https://app.example", b"Origin: https://evil.example"
+        preflight = (b"Access-Control-Request-Method: POST", b"Access-Control-Request-Headers: x-a")
+        line, rest = await said(b"POST", app)
+        assert (line, b"access-control-allow-origin: https://app.example\r\n" in rest) == (UNAVAILABLE, True)
+        line, rest = await said(b"OPTIONS", app, *preflight)  # else the browser would not send the request itself
+        assert line == b"HTTP/1.1 204 No Content"
+        assert b"access-control-allow-headers: x-a\r\n" in rest
+        for method, fields in ((b"POST", (evil,)), (b"OPTIONS", (evil, *preflight)), (b"POST", ())):
+            line, rest = await said(method, *fields)
+            assert (line, b"access-control" in rest) == (UNAVAILABLE, False)
         for call in calls:
             await call.leave(Leave.CLOSE)
 

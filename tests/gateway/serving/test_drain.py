@@ -252,6 +252,19 @@ async def test_a_second_signal_makes_the_deadline_now(wire: str, autojump_clock:
         assert reports[0].seconds < 2 + GRACE
 
 
+@pytest.mark.parametrize("transport", ["http1", "http2"])
+async def test_a_client_that_goes_on_sending_has_half_a_second_for_its_goodbye(transport: str, autojump_clock: Any) -> None:
+    async with serving(Probe(silent).spec("v2-http1"), config=Config(drain=DrainConfig(timeout=2))) as house:
+        line = house.line(transport)
+        await line.send(raw(line.next_stream(), b"POST", "/v2/models/probe/infer", content_length=100))
+        await house.still()
+        async with draining(house) as reports:
+            pass  # it neither reads nor closes
+        (report,) = reports
+        assert report.endings == {"drained": 1}
+        assert 2 <= report.seconds < 3
+
+
 @pytest.mark.parametrize("wire", STREAMS)
 async def test_a_client_that_reads_nothing_cannot_hold_the_drain(wire: str, autojump_clock: Any) -> None:
     probe, other = Probe(counting), Probe(pausing, "other")

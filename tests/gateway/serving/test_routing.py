@@ -157,7 +157,7 @@ def test_every_handler_of_v2_refuses_in_its_own_words() -> None:
 def test_every_row_of_other_apis_refuses_in_words_of_its_own() -> None:
     plain = {row.path for row in Gateway(MULTI_MODEL).router.rows if row.refuse is None}
     websocket = Config().websocket.path
-    assert plain == {"/", "/ping", "*", websocket, "/models/{name}" + websocket}
+    assert plain == {"/", "/ping", "/health", "*", websocket, "/models/{name}" + websocket}
 
 
 @pytest.mark.parametrize(

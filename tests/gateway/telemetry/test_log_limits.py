@@ -14,6 +14,7 @@ from gateway.config import Config, LogConfig
 from gateway.log_limits import LogLimits
 from gateway.testing.stories.hostile import frame
 from gateway.testing.stories.talk import Leave
+from models.errors import ModelError
 from models.session import Session
 from tests.gateway.promises import House, Probe, answering, serving, silent
 
@@ -111,7 +112,7 @@ async def test_refused_exchanges_have_few_lines_and_a_sum_and_are_all_counted(
         assert [(of, n, *rest) for of, n, _, *rest in sums(caplog)] == (expected if access == "limited" else [])
 
 
-async def test_those_that_reached_a_model_or_completed_have_one_line_each(
+async def test_those_that_reached_a_model_have_one_line_each_and_others_that_completed_few(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gateway")
@@ -126,9 +127,10 @@ async def test_those_that_reached_a_model_or_completed_have_one_line_each(
         await ask(house, 30, "/predictions/probe")
         line = house.line("http1")
         for _ in range(30):
-            await house.ask("/v2/health/live", method=b"GET", line=line)
-        assert len(records(caplog, "exchange")) == 90
-        assert house.endings == {"cancelled-by-client": 30, "complete": 60}
+            await house.ask("/v2", method=b"GET", line=line)
+            await house.ask("/v2/models/probe/infer", method=b"OPTIONS", line=line)
+        assert len(records(caplog, "exchange")) == 60 + 20
+        assert house.endings == {"cancelled-by-client": 30, "complete": 90}
         assert probe.calls == 60
 
 
@@ -184,6 +186,20 @@ async def test_floods_and_what_never_came_whole_write_few_lines(
             ("flood", 30, "WARNING"),
             ("protocol error", 30, "INFO"),
         ]
+
+
+async def test_a_model_that_refuses_again_and_again_has_few_reasons(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refusing(probe: Probe, session: Session[Any, Any]) -> None:
+        raise ModelError("not this", status=400)
+
+    caplog.set_level(logging.INFO, "gateway")
+    async with serving(Probe(refusing).spec("json-http1")) as house:
+        await ask(house, 50, "/predictions/probe")
+        assert (len(records(caplog, "model failed")), len(records(caplog, "exchange"))) == (20, 50)
+        await trio.sleep(12)
+        assert [(of, n, rest[-1]) for of, n, _, *rest in sums(caplog)] == [("model failed", 30, "lmi")]
 
 
 async def test_a_model_that_raises_again_and_again_has_few_tracebacks(

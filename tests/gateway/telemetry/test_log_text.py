@@ -75,6 +75,18 @@ def test_a_long_path_is_cut_and_the_id_stays() -> None:
     assert "ppp…  lmi http/1.1  127.0.0.1  07ce461b598" in line
 
 
+def test_a_path_that_would_lose_its_end_to_parts_of_the_time_keeps_it() -> None:
+    line = line_of(FAILED, ms_flush=40.0, ms_slot=30.0, ms_first=1.0)
+    assert len(line) <= COLUMNS
+    assert "  0.61s  first 1.0ms  41 items 6.3 KiB  incident 3f2a01b7c9de  POST /predictions/chat  lmi" in line
+
+
+def test_the_shortest_parts_make_way_first() -> None:
+    line = line_of(COMPLETE, ms_begin=90.0, ms_input=80.0, ms_flush=70.0, ms_room=60.0)
+    assert len(line) <= COLUMNS
+    assert "  3.10s (slot 1.04s, model 2.06s)  first" in line
+
+
 def test_no_line_is_longer_whatever_a_client_chooses() -> None:
     assert len(line_of(COMPLETE, path="/" * 200, model="m" * 100, method="M" * 32, peer="unix:/" + "x" * 100)) == COLUMNS
 

@@ -7,6 +7,8 @@ import gc
 import logging
 import sys
 import threading
+import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +18,7 @@ import trio
 
 from gateway.config import Config, LimitsConfig
 from gateway.telemetry import loop_watch
-from gateway.telemetry.loop_watch import LoopWatch
+from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.metrics import exposition
 from gateway.testing import MemoryGateway, memory_gateway
 from models.messages import Family, Prompt
@@ -178,20 +180,18 @@ async def test_a_c_call_that_holds_the_interpreter_is_told_afterwards() -> None:
 async def test_a_model_that_blocks_again_and_again_is_told_once_in_a_while_and_always_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    look, looked = LoopWatch._look, threading.Event()
+    tell, looked = LoopWatch._tell_until_over, threading.Event()
 
-    def looks(watch: LoopWatch) -> Any:
-        try:
-            return look(watch)
-        finally:
-            looked.set()
+    def tells(watch: LoopWatch, *seen: Any) -> None:
+        looked.set()
+        tell(watch, *seen)
 
     async def again(prompt: Prompt) -> str:
         looked.clear()
         assert looked.wait(PATIENCE)
         return "done"
 
-    monkeypatch.setattr(LoopWatch, "_look", looks)
+    monkeypatch.setattr(LoopWatch, "_tell_until_over", tells)
     async with memory_gateway([again], CONFIG) as memory:
         for n in range(1, 4):
             await memory.client().lmi("hi", "again")
@@ -216,3 +216,69 @@ async def test_nobody_looks_where_the_setting_is_0_and_no_thread_is_left_behind(
 
 async def until_served(memory: MemoryGateway) -> None:
     await memory.client().lmi("hi", "quick")
+
+
+class Queued:
+    """Linux's count of a thread's waits for a CPU: so many seconds more at each look."""
+
+    def __init__(self, more: float) -> None:
+        self.more, self.sum = more, 0.0
+
+    def seconds(self) -> float:
+        self.sum += self.more
+        return self.sum
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("more", "starved"), [(10.0, True), (0.0, False)])
+async def test_a_loop_that_waits_for_a_cpu_is_told_from_one_that_is_blocked(more: float, starved: bool) -> None:
+    told: list[tuple[float, bool]] = []
+    watch = LoopWatch(10.0, lambda task: ("", ""), Blocks(), lambda *late: told.append(late))
+    with watch.watching():
+        watch._queued = Queued(more)  # type: ignore[assignment]
+        await watch.beat_until(trio.current_time() + 0.01)
+    assert [late for _, late in told] == [starved]
+
+
+async def test_a_step_that_sleeps_is_no_wait_for_a_cpu() -> None:
+    told: list[tuple[float, bool]] = []
+    watch = LoopWatch(10.0, lambda task: ("", ""), Blocks(), lambda *late: told.append(late))
+
+    async def sleeps() -> None:
+        time.sleep(1)  # noqa: ASYNC251
+
+    with watch.watching():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.beat_until, trio.current_time() + 0.05)
+            await trio.lowlevel.checkpoint()
+            nursery.start_soon(sleeps)
+    ((seconds, starved),) = told
+    assert seconds > 0.5
+    assert not starved
+
+
+def test_a_look_keeps_nothing_of_what_it_has_seen() -> None:
+    class Body:
+        """The memory that a call holds."""
+
+    bodies: list[weakref.ref[Body]] = []
+    begun, seen = threading.Event(), threading.Event()
+
+    def work() -> None:
+        body = Body()
+        bodies.append(weakref.ref(body))
+        begun.set()
+        assert seen.wait(PATIENCE)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert begun.wait(PATIENCE)
+    watch = LoopWatch(LIMIT, lambda task: ("", ""), Blocks())
+    watch._loop, watch._root = worker.ident or 0, None
+    watcher = threading.Thread(target=watch._look)
+    watcher.start()
+    watcher.join(PATIENCE)
+    seen.set()
+    worker.join(PATIENCE)
+    assert [body() for body in bodies] == [None]

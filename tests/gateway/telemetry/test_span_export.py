@@ -99,7 +99,7 @@ def test_the_variables_come_before_the_configuration() -> None:
             "OTEL_EXPORTER_OTLP_PROTOCOL must be one of http/protobuf, grpc, not 'pigeon'",
         ),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "pip install opentelemetry-exporter-otlp-proto-grpc"),
-        ({}, r"pip install 'everywire\[otel\]'"),
+        ({}, "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"),
     ],
 )
 def test_what_cannot_be_exported_by_is_a_mistake_of_the_configuration(

@@ -793,9 +793,7 @@ async def test_a_container_is_called_in_the_trace_of_its_caller(how: str, hub: b
             assert is_child(beyond, call)
             assert dict(beyond.context.trace_state) == {"vendor": "1"}
             assert is_of_caller(traces.one(f"POST {route_of(how)}", number), number)
-        pings = [span for span in far.servers() if span.name == "GET /ping"]
-        assert pings
-        assert all(ping.parent is None for ping in pings)
+        assert not [span for span in far.servers() if span.name == "GET /ping"], "the bridge's probes"
 
 
 def route_of(how: str) -> str:
@@ -831,7 +829,7 @@ except ConfigError as e:
     print(e)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=dict(os.environ))
-    assert "pip install 'everywire[otel]'" in ran.stdout
+    assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" in ran.stdout
 
 
 async def test_the_global_provider_is_used_where_the_configuration_says_so_and_never_set(

@@ -54,6 +54,13 @@ def test_what_is_promised_holds_under_this_seed(seed: int) -> None:
     assert outcome.calls
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, 1000, 100))
+def test_what_is_promised_holds_under_a_thousand_seeds(first: int) -> None:
+    outcomes = [run_seed(seed) for seed in range(first, first + 100)]
+    assert {outcome.seed: outcome.problems for outcome in outcomes if outcome.problems} == {}
+
+
 def test_the_sample_has_every_form_and_fault_and_drains() -> None:
     plans = [plan(seed) for seed in range(SAMPLE)]
     talks = [talk for each in plans for line in each.lines for talk in line.talks]

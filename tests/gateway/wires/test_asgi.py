@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 from gateway.asgi import ASGIApp
 from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
 from gateway.gateway import Gateway
-from gateway.wires.asgi import EARLY_END, AnswerCut
+from gateway.wires.asgi import EARLY_END, AnswerCut, head_of
 from models.adapt import spec_of
 from models.library.echo import Echo
 from models.messages import Family, FinishReason, Part, PartKind, Token
@@ -460,7 +461,162 @@ async def test_a_gateway_that_cannot_start_says_why() -> None:
     assert "listen" in failed["message"]
 
 
-def test_a_server_of_another_loop_is_told_which_it_must_be() -> None:
+# -- refusals of servers and mounts that cannot work
+
+
+REMEDY = "use hypercorn with --worker-class trio, or gateway.hypercorn.serve"
+EXTENDED: dict[str, Any] = {"websocket.http.response": {}}
+
+
+def on_asyncio(app: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the messages of the application for a server of asyncio that gives it these messages."""
+    told: list[dict[str, Any]] = []
+    given = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        return next(given)
+
+    async def send(message: dict[str, Any]) -> None:
+        told.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return told
+
+
+def test_on_another_loop_the_startup_fails_with_the_remedy() -> None:
     app = ASGIApp(Gateway(Config(listen=NO_PORT)))
-    with pytest.raises(RuntimeError, match="hypercorn with worker_class 'trio'"):
-        asyncio.run(app({"type": "http"}, None, None))  # type: ignore[arg-type]
+    (failed,) = on_asyncio(app, {"type": "lifespan"}, {"type": "lifespan.startup"})
+    assert (failed["type"], REMEDY in failed["message"]) == ("lifespan.startup.failed", True)
+
+
+def test_on_another_loop_calls_are_refused_with_the_remedy_which_one_line_has(caplog: pytest.LogCaptureFixture) -> None:
+    app = ASGIApp(Gateway(Config(listen=NO_PORT)))
+    for _ in range(3):
+        head, body = on_asyncio(app, {"type": "http", "path": "/ping", "headers": []})
+        assert (head["status"], REMEDY in json.loads(body["body"])["error"]) == (503, True)
+        socket = {"type": "websocket", "path": "/x", "headers": []}
+        head, body = on_asyncio(app, {**socket, "extensions": EXTENDED}, {"type": "websocket.connect"})
+        assert (head["type"], head["status"]) == ("websocket.http.response.start", 503)
+        assert REMEDY in json.loads(body["body"])["error"]
+        (closed,) = on_asyncio(app, socket, {"type": "websocket.connect"})
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+        assert 0 < len(closed["reason"].encode()) <= 123
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert REMEDY in line
+
+
+async def test_mounted_without_a_lifespan_calls_are_refused_with_the_remedy_which_one_line_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = ASGIApp(Gateway(Config(listen=NO_PORT)))
+    for _ in range(3):
+        server = Server(app, path="/ping", method="GET")
+        server.body(b"")
+        await server.run()
+        status, body = server.answer
+        assert (status, "must run gateway.serve" in json.loads(body)["error"]) == (503, True)
+        server = socket(app, extensions=EXTENDED)
+        await server.run()
+        assert (server.told[0]["type"], server.told[0]["status"]) == ("websocket.http.response.start", 503)
+        server = socket(app)
+        await server.run()
+        assert [(message["type"], message["code"]) for message in server.told] == [("websocket.close", 1013)]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "must run gateway.serve" in line
+
+
+# -- the path at which clients see it
+
+
+@pytest.mark.parametrize(
+    ("root", "raw", "path"),
+    [
+        ("/p", b"/ping", b"/ping"),  # as hypercorn's root_path behind a proxy that removes it
+        ("/p", b"/p/ping", b"/ping"),
+        ("/p", b"/p", b"/"),
+        ("/p", b"/p/", b"/"),
+        ("/p/", b"/p/ping", b"/ping"),
+        ("p", b"/p/ping", b"/ping"),
+        ("/p", b"/p/p/ping", b"/p/ping"),
+        ("/v2/models", b"/v2/models-x", b"/v2/models-x"),
+        ("/a/b", b"/a/b/ping", b"/ping"),
+        ("/a/b", b"/b/ping", b"/b/ping"),
+        ("/a b", b"/%61%20b/v2/models/a%2Fb", b"/v2/models/a%2Fb"),
+        ("/é", b"/%C3%A9/ping", b"/ping"),
+        ("/", b"/ping", b"/ping"),
+        ("", b"/p/ping", b"/p/ping"),
+        ("", b"", b"/"),
+        ("", b"*", b"*"),
+        ("/p", b"*", b"*"),
+    ],
+)
+async def test_a_path_begins_below_the_root_path_and_is_never_cut_within_a_segment(
+    root: str, raw: bytes, path: bytes
+) -> None:
+    for raw_path in (raw, None):
+        scope = Server(ASGIApp(Gateway(Config(listen=NO_PORT))), method="GET", root_path=root).scope
+        scope |= {"path": unquote(raw.decode()), "query_string": b"a=/p"}
+        if raw_path is not None:
+            scope["raw_path"] = raw_path
+        elif b"%2F" in raw:
+            continue  # a server that does not say how the client has quoted it
+        assert head_of(scope).target == path + b"?a=/p"
+
+
+@pytest.mark.parametrize(
+    ("app_root", "root", "raw", "path"),
+    [
+        ("/api", "/api/gw", b"/gw/ping", b"/ping"),
+        ("/api", "/api/gw", b"/api/gw/ping", b"/ping"),
+        ("/api", "/api/gw", b"/gwping", b"/gwping"),
+        ("/api", "/api", b"/ping", b"/ping"),
+        ("/api/v1", "/api/v1", b"/v1/models", b"/v1/models"),
+        ("/api", "/api/a/b", b"/a/b", b"/"),
+    ],
+)
+async def test_behind_a_proxy_that_removes_the_prefix_the_path_begins_below_the_mount(
+    app_root: str, root: str, raw: bytes, path: bytes
+) -> None:
+    scope = Server(ASGIApp(Gateway(Config(listen=NO_PORT))), method="GET", root_path=root, app_root_path=app_root).scope
+    assert head_of(scope | {"path": raw.decode(), "raw_path": raw}).target == path
+    assert head_of(scope | {"path": raw.decode()}).target == path
+
+
+@pytest.mark.parametrize(
+    ("raw", "path", "authority"),
+    [
+        (b"http://there:81/ping", b"/ping", b"there:81"),
+        (b"HTTPS://[::1]/v2/models", b"/v2/models", b"[::1]"),
+        (b"http://there", b"/", b"there"),
+        (b"http://there/", b"/", b"there"),
+        (b"http://there/p/ping", b"/ping", b"there"),
+        (b"/http://there/ping", b"/http://there/ping", b"localhost"),
+    ],
+)
+async def test_an_absolute_target_is_its_path_and_its_host(raw: bytes, path: bytes, authority: bytes) -> None:
+    server = Server(ASGIApp(Gateway(Config(listen=NO_PORT))), method="GET", root_path="/p")
+    for more in ({"raw_path": raw}, {}):
+        head = head_of(server.scope | {"path": unquote(raw.decode()), **more})
+        assert (head.target, head.authority) == (path, authority)
+
+
+async def test_links_and_the_openapi_document_have_the_root_path() -> None:
+    async with served(spec_of(Echo(), "probe")) as (app, calls):
+
+        async def document(path: str, root: str, accept: bytes = b"application/json") -> bytes:
+            headers = [(b"host", b"localhost"), (b"accept", accept)]
+            server = Server(app, path=path, root_path=root, method="GET", headers=headers)
+            server.body(b"")
+            calls.start_soon(server.run)
+            await server.over.wait()
+            assert server.answer[0] == 200
+            return server.answer[1]
+
+        index = json.loads(await document("/", "/api/a b/"))
+        assert index["docs"] == "/api/a%20b/v2/openapi.json"
+        assert index["try"][1:] == ["GET /api/a%20b/v2/models", "POST /api/a%20b/models/probe/invoke"]
+        page = await document("/", "/api", b"text/html")
+        assert b'<a href="/api/v2/models">/api/v2/models</a>' in page
+        assert b'<a href="/api/v2/openapi.json">/api/v2/openapi.json</a>' in page
+        assert json.loads(await document("/v2/openapi.json", "/api/a b"))["servers"] == [{"url": "/api/a%20b"}]
+        assert "servers" not in json.loads(await document("/v2/openapi.json", ""))

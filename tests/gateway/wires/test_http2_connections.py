@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,10 +13,13 @@ from gateway.config import Config, HTTP2Config
 from gateway.core.connection import Connection
 from gateway.core.contracts import REQUESTS_AT_ONCE
 from gateway.testing.stories.talk import Leave
+from gateway.wires.http2 import HTTP2Wire
 from models.messages import Part
 from models.session import Session
 from protocols.aws import bidi, eventstream
+from protocols.errors import RemoteProtocolError
 from protocols.events import ConnectionEnd, Data, End, GoAway, Reset, Response
+from protocols.floods import Flood
 from protocols.http2.frames import LARGEST_ID, Kind
 from protocols.http2.windows import FLOOR, STEP
 from tests.gateway.promises import (
@@ -216,7 +219,7 @@ async def test_a_part_over_its_limit_is_refused_before_its_memory_is_taken(autoj
 
 
 async def test_a_large_part_is_taken_piecewise_into_memory_reserved_first(autojump_clock: Any) -> None:
-    size, probe = 1024 * KiB, Probe(deaf)
+    size, probe = 320 * KiB, Probe(deaf)  # a longer one is read in a thread
     probe.go.set()
     async with serving(probe.spec("bidi")) as house:
         call = await bidi_call(house, house.line("http2"))
@@ -229,7 +232,7 @@ async def test_a_large_part_is_taken_piecewise_into_memory_reserved_first(autoju
         await call.line.send(Data(stream=call.stream, buffers=(event[len(event) // 2 :],)))
         await call.line.read()
         assert probe.received == [0]
-        assert house.gateway.budget.used < 512 * KiB
+        assert house.gateway.budget.used < size  # the growth of the window alone
         await call.hush()
         assert await call.rest() == ([], Over("complete"))
 
@@ -348,7 +351,7 @@ async def test_a_malformed_head_is_answered_and_ends_its_stream_alone(autojump_c
         h2.config.validate_outbound_headers = False
         stream = line.next_stream()
         with pytest.MonkeyPatch.context() as patch:
-            fields = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":path", b"/")]
+            fields = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"a@b"), (b":path", b"/")]
             patch.setattr("protocols.http2.connection.request_fields", lambda *_: fields)
             await line.send(raw(stream, b"GET", "/"))
         status, _, body = await line.peer.read_answer(stream)
@@ -451,3 +454,53 @@ async def test_a_turn_takes_a_whole_batch_of_requests_with_their_bodies(
         await line.peer.flush()
         assert [(await line.event(stream)).status for stream in streams] == [404] * number
     assert bool(more) is not enough
+
+
+async def connected(house: House, streams: int) -> Connection:
+    """A connection with so many calls that wait for their model."""
+    line = house.line("http2")
+    for _ in range(streams):
+        await bidi_call(house, line)
+    await house.still()
+    (connection,) = house.gateway.server.connections
+    assert isinstance(connection, Connection)
+    return connection
+
+
+def ended_by_a_flood(connection: Connection) -> None:
+    assert isinstance(connection.wire, HTTP2Wire)
+    connection.wire._verdict(Flood(kind="ping", count=1, seconds=1.0))
+
+
+def broken_by_its_client(connection: Connection) -> None:
+    connection.wire.receive_data(memoryview(b"\0\0\1\0\0\0\0\0\0x"))  # DATA of no stream
+    with pytest.raises(RemoteProtocolError) as found:
+        connection.wire.pump(1000, trio.current_time() + 1.0)
+    connection.wire.protocol_error(found.value)
+
+
+@pytest.mark.parametrize(
+    ("end", "ending"),
+    [(Connection.lost, "transport-lost"), (ended_by_a_flood, "refused"), (broken_by_its_client, "refused")],
+)
+async def test_the_streams_of_a_connection_that_ends_are_cancelled_some_in_each_turn(
+    end: Callable[[Connection], None], ending: str, autojump_clock: Any
+) -> None:
+    probe, streams = Probe(silent), 100
+    async with serving(probe.spec("bidi", capacity=streams)) as house:
+        connection = await connected(house, streams)
+        end(connection)
+        assert sum(exchange.gone for exchange in connection.exchanges.values()) == 32
+        await house.still()
+        assert house.endings == {ending: streams}
+        assert (probe.live, probe.stopped) == (0, streams)
+
+
+async def test_streams_of_a_flood_whose_client_hangs_up_meanwhile_are_refused_all_the_same(autojump_clock: Any) -> None:
+    probe, streams = Probe(silent), 100
+    async with serving(probe.spec("bidi", capacity=streams)) as house:
+        connection = await connected(house, streams)
+        ended_by_a_flood(connection)
+        connection.lost()
+        await house.still()
+        assert house.endings == {"refused": streams}

@@ -75,7 +75,7 @@ class Caller:
         exchange = self.exchange
         try:
             with trio.CancelScope() as scope:
-                exchange.begin(scope, Turn())
+                exchange.begin(scope, Turn(), trio.current_time())
                 with await worker.slots.take(exchange):
                     self.called.set()
                     await worker.call(Session(self.channel), exchange, wire)

@@ -195,6 +195,8 @@ def test_the_prompt_is_reported_with_what_the_model_thought_of_it_however_it_is_
     for row, token in zip(rows, report[1:], strict=False):
         assert token.log_prob == pytest.approx(row[token.id].item(), abs=1e-4)
         assert [top.id for top in token.top] == row.topk(2).indices.tolist()
+    assert [token.data for token in report] == list(map(token_bytes(words), ids))
+    assert {top.data for token in report for top in token.top if not top.special}.isdisjoint({b""})
     assert ids_of(made) == ids_of(steps(model, text, max_new_tokens=3))
     assert not any(token.prefill for token in made)
     assert [token.top for token in steps(model, text, max_new_tokens=0, decoder_input_details=True)[:-1]] == [()] * len(ids)
@@ -632,7 +634,7 @@ def test_what_it_acts_on_are_parameters() -> None:
 @pytest.mark.parametrize("module", ["torch", "transformers"])
 def test_without_its_libraries_the_error_says_how_to_get_them(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install 'everywire\[transformers\]'"):
+    with pytest.raises(ImportError, match=r"pip install jinja2 torch 'transformers>=4\.56,<6'"):
         Transformers("anywhere")
 
 

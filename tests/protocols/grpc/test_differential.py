@@ -1,6 +1,8 @@
-"""Google's protobuf, where it is installed, and ours agree about some hundred messages."""
+"""Google's protobuf, where it is installed, and ours agree about some hundred messages, and a hundred thousand with `pytest --soak`."""
 
 from __future__ import annotations
+
+import pytest
 
 from protocols.grpc.protobuf import FieldType, MessageType
 from protocols.grpc.v2_tables import DATA_TYPES, METHODS
@@ -8,8 +10,9 @@ from tests.protocols.grpc import messages
 from tests.protocols.grpc.messages import theirs
 
 
-def test_both_accept_the_same_messages_and_read_the_same_values() -> None:
-    words = theirs("tests.protocols.grpc.differential").run(300, seed=8)
+@pytest.mark.parametrize("count", [300, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_both_accept_the_same_messages_and_read_the_same_values(count: int) -> None:
+    words = theirs("tests.protocols.grpc.differential").run(count, seed=8)
     for word in ("read", "refused", "malformed", "again read", "again by a plan"):
         assert words[f"ModelInferRequest {word}"], word
 

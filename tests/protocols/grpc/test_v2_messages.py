@@ -12,14 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.events import Buffer
-from protocols.grpc.protobuf import ProtobufError, encode_field
+from protocols.floods import GRPC_AT_ONCE, GRPC_FIELDS, GRPC_NAME
+from protocols.grpc.protobuf import ProtobufError, encode_field, encode_varint
 from protocols.grpc.v2_client import (
     read_infer_response,
     read_streamed_response,
     render_infer_request,
 )
 from protocols.grpc.v2_fields import KEPT_ENTRIES
-from protocols.grpc.v2_messages import InferCall, InferRequestReader, InferResponseWriter, render_stream_error
+from protocols.grpc.v2_messages import (
+    InferCall,
+    InferRequestReader,
+    InferResponseWriter,
+    read_names,
+    render_stream_error,
+    size_of,
+)
 from protocols.v2 import (
     NO_PARAMETERS,
     BytesData,
@@ -760,7 +768,7 @@ def test_a_client_asks_for_classes() -> None:
 
 def test_answers_have_a_bound_on_raw_contents() -> None:
     with pytest.raises(V2Error, match="raw_output_contents has more than 256 entries"):
-        read_infer_response(b"\x32\x00" * 257)
+        read_infer_response(b"\x32\x00" * 257, V2Limits())
 
 
 @pytest.mark.parametrize("position", [0, 70_000, 149_999])
@@ -821,3 +829,78 @@ def test_contents_that_end_within_a_varint_are_malformed(size: int) -> None:
     entry = encode_field(1, b"x") + encode_field(2, b"INT64") + encode_field(5, encode_field(3, b"\x01" * size + b"\x80"))
     with pytest.raises(ProtobufError, match="cut off"):
         read(encode_field(5, entry))
+
+
+# Many fields
+
+
+def over(data: bytes) -> str:
+    """The error of a message that has too many fields."""
+    with pytest.raises(ProtobufError) as caught:
+        read(data)
+    assert caught.value.over_limit
+    return str(caught.value)
+
+
+def test_the_contents_of_tensors_may_have_more_fields_than_all_else() -> None:
+    many = GRPC_FIELDS + 1
+    contents = encode_field(5, b"\x10\x01" * many)
+    tensor = encode_field(5, encode_field(1, b"x") + encode_field(2, b"INT32") + b"\x18" + encode_varint(many) + contents)
+    assert only(tensor).tolist() == [1] * many
+    assert over(b"\x48\x00" * many).endswith(f"more than {GRPC_FIELDS} beside the contents of tensors")
+    entries = b"".join(encode_field(4, encode_field(1, b"%d" % n)) for n in range(many // 2 + 1))
+    assert "too many fields" in over(entries)
+    assert "too many fields" in over(encode_field(5, entries))
+
+
+def test_a_message_is_read_at_once_if_that_is_quick() -> None:
+    reader, few, many = InferRequestReader(), GRPC_AT_ONCE - 1, GRPC_AT_ONCE + 1
+    for part in (b"\x48\x00", encode_field(1, b"m")):
+        assert reader.parts_at_once(part * few) is not None
+        assert reader.parts_at_once(part * many) is None
+    for part in (b"\x10\x01", b"\x42\x00", encode_field(2, b"\xff\x01" * 2)):
+        assert reader.parts_at_once(encode_field(5, encode_field(5, part * many))) is None
+    # Short packed fields are read number by number: a few of them are as slow as many fields.
+    pieces = encode_field(2, b"\xff\x01" * 63) * 20
+    assert reader.parts_at_once(encode_field(5, encode_field(5, pieces))) is None
+    assert reader.parts_at_once(encode_field(5, encode_field(5, encode_field(2, b"\xff\x01" * 100_000)))) is not None
+    with pytest.raises(ProtobufError):
+        reader.parts_at_once(b"\x0a")
+
+
+def test_a_message_is_measured_without_its_raw_data() -> None:
+    assert size_of(GOLDEN) == (1 + 1 + 1 + 9 + 3, 13)
+    assert size_of(message(ENTRY, raw=[RAW * 1000])) == size_of(message(ENTRY, raw=[RAW]))
+    assert size_of(b"\x48\x00" * 20, 20) == (0, 0)
+    assert size_of(b"\x48\x00" * 21, 20) is None
+    with pytest.raises(ProtobufError):
+        size_of(b"\x0a")
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        (lambda name: encode_field(1, name), "model_name"),
+        (lambda name: encode_field(2, name), "model_version"),
+        (lambda name: encode_field(3, name), "id"),
+        (lambda name: encode_field(5, encode_field(1, name)), "a tensor's name"),
+        (lambda name: encode_field(5, encode_field(2, name)), "a datatype"),
+        (lambda name: encode_field(6, encode_field(1, name)), "an output's name"),
+    ],
+)
+def test_a_name_has_a_bound(part: Any, what: str) -> None:
+    said = refusal(part(b"x" * (GRPC_NAME + 1)))
+    assert said == f"{what} has at most {GRPC_NAME} bytes, got {GRPC_NAME + 1}"
+    with suppress(V2Error):  # for another reason
+        read(part(b"x" * GRPC_NAME))
+
+
+def test_the_dimensions_of_a_tensor_are_counted_over_all_its_fields() -> None:
+    shape = b"\x1a\x01\x01" * 600
+    assert "dimensions" in refusal(encode_field(5, encode_field(1, b"x") + encode_field(2, b"FP32") + shape))
+
+
+def test_the_names_of_a_refused_request_are_looked_for_in_a_part_of_it() -> None:
+    assert read_names(encode_field(1, b"m") + b"\x48\x00" * 2_000_000) == ("m", "", "")
+    assert read_names(b"\x48\x00" * 2_000_000 + encode_field(1, b"m")) == ("", "", "")
+    assert read_names(encode_field(1, b"x" * (GRPC_NAME + 1)) + encode_field(3, b"7")) == ("", "", "7")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, PAUSED, ConnectionEnd, Data, End, Head, Request, Response
+from protocols.http1.body import Chunks
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from tests.protocols.http1.http1_helpers import answer, append, body, cuts, pull, request, server, written
@@ -346,6 +348,18 @@ def test_a_body_whose_end_cannot_be_found_ends_the_connection_instead() -> None:
     answer(machine, 404)
     assert machine.must_close
     assert machine.next_event() is NEED_DATA
+
+
+@pytest.mark.parametrize("chunks", [20, 20_000])
+def test_a_body_in_many_small_chunks_that_nobody_wants_is_not_read_to_its_end(chunks: int) -> None:
+    body = b"1\r\nx\r\n" * chunks + b"0\r\n\r\n"
+    machine = server(request(b"POST", fields=b"transfer-encoding: chunked\r\n", body=body))
+    machine.next_event()
+    with mock.patch.object(Chunks, "read", autospec=True, side_effect=Chunks.read) as read:
+        answer(machine, 404)
+    assert read.call_count == min(chunks + 1, 64)
+    assert machine.must_close is (chunks > 64)
+    assert machine.unread == 0
 
 
 def test_a_landing_body_is_abandoned_with_its_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -52,8 +53,10 @@ def with_(name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
         ([*POST, (b"x", b"y" * 32_768)], 431),
         ([*POST, (b"host", b"example"), (b"host", b"example")], 400),
         ([*POST, (b"host", b"other")], 400),
-        (without(b":authority"), 400),
         (with_(b":authority", b""), 400),
+        (with_(b":authority", b"/run/s.sock"), 400),
+        ([*with_(b":authority", b"/run/s.sock"), (b"content-type", b"application/grpc-web")], 400),
+        ([*with_(b":authority", b"a b"), (b"content-type", b"application/grpc")], 400),
         (with_(b":authority", b"user@example"), 400),
         (with_(b":method", b"CONNECT"), 501),
         ([(b":method", b"CONNECT"), (b":authority", b"example")], 501),
@@ -91,6 +94,8 @@ def test_a_request_that_can_be_answered_is_refused_and_its_body_dropped(
         with_(b":path", b"*"),
         [*POST, (b"host", b"example")],
         [*POST, (b"te", b"trailers")],
+        without(b":authority"),
+        [*without(b":authority"), (b"te", b"trailers")],
         with_(b":path", "/ü".encode()),
     ],
 )
@@ -98,6 +103,79 @@ def test_a_request_at_the_limit_is_a_request(headers: list[tuple[bytes, bytes]])
     client = ByHand()
     (event,) = client.says(client.head(1, headers))
     assert isinstance(event, Request)
+
+
+@pytest.mark.parametrize("kind", [b"application/grpc", b"Application/GRPC+proto", b"application/grpc;x=y"])
+@pytest.mark.parametrize("authority", [b"", b"/run/s.sock", b"route/default/models/0", b"unix:///run/s", b"a@b", b"?#\\"])
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_a_call_of_grpc_has_whatever_authority_its_client_makes_of_its_target(
+    authority: bytes, kind: bytes, payload_path: bool
+) -> None:
+    client = ByHand(payload_path=payload_path)
+    headers = [*with_(b":authority", authority), (b"te", b"trailers"), (b"content-type", kind)]
+    (event,) = client.says(client.head(1, headers))
+    assert isinstance(event, Request)
+    assert event.head.authority == authority
+    if not authority:
+        return  # which our client does not send
+    pair = Pair()
+    pair.client.send(Request(stream=1, head=Head(method=b"POST", target=b"/", authority=authority, headers=headers[4:])))
+    pair.flow()
+    assert [type(event) for event in pair.at_server] == [Request]
+
+
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_a_request_without_a_name_for_the_server_has_none(payload_path: bool) -> None:
+    """HAProxy's health checks send neither :authority nor Host."""
+    client = ByHand(payload_path=payload_path)
+    (event,) = client.says(client.head(1, without(b":authority")))
+    assert isinstance(event, Request)
+    assert (event.head.authority, event.head.headers) == (b"", ())
+
+
+def test_a_refusal_has_the_fields_of_its_request() -> None:
+    client = ByHand()
+    (event,) = client.says(client.head(1, [*POST, (b"content-type", b"application/grpc"), (b"x", b"y" * 32_768)]))
+    assert isinstance(event, Refused)
+    assert event.headers[0] == (b"content-type", b"application/grpc")
+    assert "(limits.head)" in event.message
+
+
+@pytest.mark.parametrize("payload_path", [True, False])
+@pytest.mark.parametrize(
+    ("setting", "written"),
+    [
+        (
+            b"limits.head",
+            lambda _: frame(Kind.HEADERS, 0, 3, bytes(16_384)) + frame(Kind.CONTINUATION, 0, 3, bytes(16_384)) * 4,
+        ),
+        (b"limits.head", lambda client: client.head(3, [*POST, *((b"x", b"y" * 1024),) * 70])),  # short before decoding
+        (
+            b"http2.continuations",
+            lambda client: frame(Kind.HEADERS, 0, 3, client.block(POST)) + frame(Kind.CONTINUATION, 0, 3) * 9,
+        ),
+        (b"http2.settings_entries", lambda client: frame(Kind.SETTINGS, payload=bytes(6 * 33))),
+    ],
+)
+def test_the_goaway_over_a_limit_says_which_one(setting: bytes, written: Any, payload_path: bool) -> None:
+    client = ByHand(payload_path=payload_path)
+    client.says(client.head(1))
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.says(written(client))
+    goaway = frames(output(client.server))[-1]
+    assert (goaway.kind, caught.value.wire_code) == (Kind.GOAWAY, CALM)
+    assert goaway.payload[:8] == (1).to_bytes(4) + CALM.to_bytes(4)
+    assert setting in goaway.payload[8:]
+
+
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_the_goaway_for_a_block_that_cannot_be_decoded_tells_no_address_of_memory(payload_path: bool) -> None:
+    client = ByHand(payload_path=payload_path)
+    client.says(client.head(1))
+    with pytest.raises(RemoteProtocolError):
+        client.says(frame(Kind.HEADERS, END_HEADERS, 3, client.block(POST) + b"\xff\xff\xff\xff"))
+    said = frames(output(client.server))[-1].payload[8:]
+    assert said == b"Error decoding header block: Unable to decode HPACK integer representation"
 
 
 @pytest.mark.parametrize(

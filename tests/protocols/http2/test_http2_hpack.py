@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ResponseReceived, TrailersReceived
 from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
+from hpack import hpack as library
 from hpack.exceptions import HPACKError
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.table import HeaderTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from protocols.events import End, Request, Response
 from protocols.http2 import hpack
 from protocols.http2.connection import HTTP2Connection
 from protocols.http2.hpack import REMEMBERED_BYTES, RememberingDecoder, StatelessEncoder, encode_field
+from protocols.huffman import decode_huffman
 from protocols.roles import Role
 from tests.protocols.http2.http2_helpers import output, pull
 
@@ -205,6 +209,39 @@ def test_a_bomb_of_references_is_not_unpacked() -> None:
     assert decoder.look(b"\xbe" * 60_000) is None
     with pytest.raises(HPACKError, match="larger than 10000"):
         decoder.decode(b"\xbe" * 60_000, raw=True)
+
+
+def told(decode: Callable[[bytes], bytes], data: bytes) -> object:
+    try:
+        return decode(data)
+    except HPACKError as error:
+        return type(error), str(error)
+
+
+@settings(max_examples=1000)
+@given(st.lists(st.one_of(st.binary(max_size=6), st.binary(max_size=6).map(Encoder().huffman_coder.encode)), max_size=4))
+def test_huffman_s_code_means_what_it_means_to_hpack(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    assert told(decode_huffman, data) == told(library.decode_huffman, data)
+
+
+def test_each_byte_behind_each_code_that_has_begun_means_what_it_means_to_hpack() -> None:
+    for symbol in range(257):
+        code, length = REQUEST_CODES[symbol], REQUEST_CODES_LENGTH[symbol]
+        for zeros in range(8):  # codes of "0" have 5 bits, so that the symbol begins at each bit of a byte
+            bits = "00000" * zeros + f"{code:0{length}b}"
+            for end in ("", "1" * (-len(bits) % 8), "1" * (-len(bits) % 8 + 8), "0" * (-len(bits) % 8)):
+                whole = (bits + end)[: len(bits + end) // 8 * 8]
+                data = int("0" + whole, 2).to_bytes(len(whole) // 8, "big")
+                assert told(decode_huffman, data) == told(library.decode_huffman, data)
+
+
+@pytest.mark.parametrize("first", [b"", b"\x20", b"\x0f\x80\x80\x80\x00\x00"], ids=["usual", "size update", "long integer"])
+def test_no_block_is_left_to_the_slow_decoder_of_huffman_s_code(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Encoder().encode([(b"x%d" % n, b"v" * 290) for n in range(90)])
+    expected = Decoder().decode(first + block, raw=True)
+    monkeypatch.setattr(library, "decode_huffman", None)
+    assert RememberingDecoder().decode(first + block, raw=True) == expected
 
 
 # Encoding.

@@ -307,7 +307,7 @@ def test_prompt_logprobs_ask_for_the_prompts_tokens_unless_they_are_refused(aske
 
 scalars = st.none() | st.booleans() | st.integers(-3, 70) | st.floats() | st.integers() | st.text(max_size=4)
 json_values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from(["1", "b"]), scalars, max_size=2)
-NAMES = [*(name for name in Parameters.__struct_fields__ if name != "extra"), "stop", "ignore_eos"]
+NAMES = [*(name for name in Parameters.__struct_fields__ if name not in ("extra", "limited")), "stop", "ignore_eos"]
 
 
 def outcome(asked: dict[str, Any], table: Table, rule: SamplingRule) -> tuple[Parameters, Mapping[str, str]] | LMIError:

@@ -311,7 +311,7 @@ def test_a_single_sequence_may_be_streamed_in_so_many_words() -> None:
 # --- parameters
 
 
-KNOWN = [name for name in Parameters.__struct_fields__ if name != "extra"]
+KNOWN = [name for name in Parameters.__struct_fields__ if name not in ("extra", "limited")]
 
 
 def test_decision_null_in_a_parameter_is_the_same_as_absent() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models.messages import TopToken
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import Signal
-from protocols.jsonlines import LineDecoder
+from protocols.json.lines import LineDecoder
 from protocols.lmi import (
     Formatter,
     LMIError,
@@ -57,7 +57,7 @@ def framed(formatter: Formatter, *lines: str) -> bytes:
     [
         (Formatter.JSON, "application/json", False),
         (Formatter.JSONLINES, "application/jsonlines", True),
-        (Formatter.SSE, "text/event-stream", True),
+        (Formatter.SSE, "text/event-stream; charset=utf-8", True),
     ],
 )
 def test_each_formatter_has_its_content_type(formatter: Formatter, content_type: str, streaming: bool) -> None:
@@ -195,6 +195,12 @@ def test_a_line_is_byte_for_byte_what_pythons_json_writes(id: int, text: str, lo
 
 def test_a_numpy_token_id_is_written_as_a_number() -> None:
     assert b'{"id": 7, ' in encoder(Formatter.JSONLINES).token(np.int64(7), "a", -0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["ab", 'a"b\x7f', "zwölf"])
+def test_a_numpy_text_is_written_as_that_text(text: str) -> None:
+    lines = [encoder(Formatter.JSONLINES).token(7, one, -0.5) for one in (text, np.str_(text))]
+    assert lines[0] == lines[1]
 
 
 def test_text_is_raw_utf8_with_jsons_own_escapes_only() -> None:

@@ -49,7 +49,7 @@ def test_a_conversation_is_its_messages_in_order() -> None:
             Message(role="assistant", content=""),
             Message(role="tool", content="42"),
         ),
-        parameters=Parameters(do_sample=True, max_new_tokens=256, include_stop_str_in_output=False),
+        parameters=Parameters(do_sample=True, max_new_tokens=2**31 - 1, include_stop_str_in_output=False),
     )
 
 
@@ -230,8 +230,6 @@ def test_a_completion_knows_no_max_completion_tokens() -> None:
         ({"logit_bias": {"a": 1}}, "logit_bias: expected token ids from 0 to 2147483647 as keys, got the string 'a'"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5: expected a number from -100 to 100, got 101"),
         ({"logit_bias": [5]}, "logit_bias: expected an object of token ids and numbers, got an array of 1"),
-        ({"max_tokens": 0}, "max_tokens: expected an integer from 1 to 2147483647, got 0"),
-        ({"max_tokens": 1.5}, "max_tokens: expected an integer from 1 to 2147483647, got 1.5"),
         ({"n": 0}, "n: expected an integer from 1 to 64, got 0"),
         ({"n": 65}, "n: expected an integer from 1 to 64, got 65"),
         ({"seed": "x"}, "seed: expected an integer of 64 bits, got the string 'x'"),
@@ -251,6 +249,15 @@ def test_a_value_out_of_its_range_is_refused_by_the_name_that_the_client_used(me
         error = refused(kind, **members)
         assert error.message == message
         assert error.param == message.partition(":")[0].partition(".")[0]
+
+
+@pytest.mark.parametrize(("kind", "least"), [(chat, 1), (completion, 0)])
+def test_only_a_completion_may_have_no_token(kind: Any, least: int) -> None:
+    for value in (least - 1, 1.5, True):
+        error = refused(kind, max_tokens=value)
+        said = str(value).lower()
+        assert error.message == f"max_tokens: expected an integer from {least} to 2147483647, got {said}"
+    assert kind(max_tokens=least).parameters.max_new_tokens == least
 
 
 def test_a_long_value_is_cut() -> None:
@@ -296,7 +303,9 @@ def test_logprobs_of_a_completion_are_a_number_of_which_0_is_not_none() -> None:
     assert completion().logprobs is None
     assert (completion(logprobs=0).logprobs, completion(logprobs=0).parameters.top_n_tokens) == (0, 0)
     assert (completion(logprobs=5).logprobs, completion(logprobs=5).parameters.top_n_tokens) == (5, 5)
-    assert refused(completion, logprobs=True).param == "logprobs"
+    assert completion(logprobs=True) == completion(logprobs=1)
+    assert completion(logprobs=False) == completion()
+    assert refused(completion, logprobs="1").param == "logprobs"
 
 
 def test_the_prompts_tokens_are_asked_for_only_where_they_are_echoed_with_log_probabilities() -> None:
@@ -304,6 +313,15 @@ def test_the_prompts_tokens_are_asked_for_only_where_they_are_echoed_with_log_pr
     request = completion(echo=True, logprobs=0)
     assert request.parameters.decoder_input_details
     assert request.given == {"decoder_input_details": "echo"}
+    assert request.parameters.prompt_logprobs == 0
+    assert request.shows_prompt
+
+
+def test_the_alternatives_of_the_prompts_tokens_are_asked_for_as_those_of_the_texts() -> None:
+    request = completion(echo=True, logprobs=3)
+    assert (request.parameters.prompt_logprobs, request.parameters.top_n_tokens) == (3, 3)
+    assert request.given["prompt_logprobs"] == "echo"
+    assert completion(logprobs=3).parameters.prompt_logprobs is None
     assert refused(completion, echo="yes").param == "echo"
 
 
@@ -322,47 +340,13 @@ def test_the_choices_of_all_prompts_together_are_bounded() -> None:
     assert error.message == "prompt: expected at most 128 choices in all, got 65 prompts with n 2"
 
 
-# --- members that are not offered, and members that are ignored
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "not_asked"),
-    [
-        ("tools", [{"type": "function", "function": {"name": "f"}}], []),
-        ("tool_choice", "auto", "none"),
-        ("functions", [{"name": "f"}], []),
-        ("function_call", {"name": "f"}, "none"),
-        ("response_format", {"type": "json_object"}, {"type": "text"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}, None),
-        ("modalities", ["text", "audio"], ["text"]),
-        ("audio", {"voice": "ash", "format": "wav"}, None),
-        ("web_search_options", {}, None),
-    ],
-)
-def test_what_would_change_a_chat_and_cannot_be_had_is_refused_by_name(name: str, asked: object, not_asked: object) -> None:
-    error = refused(chat, **{name: asked})
-    assert error.message == f"{name}: not offered, the models here read and write text alone"
-    assert error.param == name
-    assert chat(**{name: not_asked}) == chat()
-
-
-def test_a_completion_has_no_suffix() -> None:
-    assert refused(completion, suffix="the end").param == "suffix"
-    assert completion(suffix="") == completion()
-
-
-def test_members_that_do_not_change_the_text_are_accepted() -> None:
-    accepted = {
-        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": False,
-        "reasoning_effort": "low", "prediction": {"type": "content", "content": ""}, "verbosity": "low",
-        "safety_identifier": "s", "prompt_cache_key": "k",
-    }  # fmt: skip
-    assert chat(**accepted) == chat()
+# --- members that are not read here
 
 
 def test_members_that_nobody_knows_reach_the_model_as_they_came() -> None:
     assert chat(delay_ms=5, nothing=None).parameters.extra == {"delay_ms": 5}
-    assert completion(guided_regex="a+").parameters.extra == {"guided_regex": "a+"}
+    assert completion(guided_regex="a+", suffix="").parameters.extra == {"guided_regex": "a+", "suffix": ""}
+    assert chat(tools=[{}], user="u", functions=None).parameters.extra == {"tools": [{}], "user": "u"}
 
 
 JSON = st.recursive(

@@ -155,15 +155,15 @@ def test_a_token_within_a_character_has_no_bytes_of_its_own() -> None:
     [
         (-math.inf, -9999.0),  # "the value `-9999.0` is used to signify that the token is very unlikely"
         (-1e300, -9999.0),
-        (math.nan, None),
-        (math.inf, None),
-        (None, None),
+        (math.nan, -9999.0),
+        (math.inf, -9999.0),
+        (None, -9999.0),
         (np.float32(-0.5), -0.5),
         (0, 0.0),
     ],
 )
 @pytest.mark.parametrize("form", list(ChatForm))
-def test_a_log_probability_is_always_a_number_of_json_or_null(form: ChatForm, log_prob: Any, said: float | None) -> None:
+def test_a_log_probability_of_a_chat_is_always_a_number_of_json(form: ChatForm, log_prob: Any, said: float) -> None:
     out = chat(form, logprobs=True, top_logprobs=1)
     body = out.token(1, "a", log_prob, top=(TopToken(text="b", log_prob=log_prob),))
     document = json.loads(body or out.document())
@@ -310,10 +310,116 @@ def test_an_echo_with_log_probabilities_reports_the_prompts_tokens_first(stream:
         assert document["usage"] == {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
 
 
-def test_of_two_tokens_with_one_text_the_more_probable_one_is_reported() -> None:
+def tops(out: CompletionEncoder) -> list[dict[str, float]]:
+    """The alternatives of each token."""
+    found: list[dict[str, float]] = json.loads(out.document())["choices"][0]["logprobs"]["top_logprobs"]
+    return found
+
+
+def test_of_tokens_without_an_id_that_have_one_text_the_more_probable_one_is_reported() -> None:
     out = completion(logprobs=3)
     out.token(1, "a", -3.0, top=(TopToken(text="b", log_prob=-0.5), TopToken(text="b", log_prob=-1.0)))
-    assert json.loads(out.document())["choices"][0]["logprobs"]["top_logprobs"] == [{"b": -0.5, "a": -3.0}]
+    assert tops(out) == [{"b": -0.5, "a": -3.0}]
+
+
+def test_the_chosen_token_has_its_own_value_where_others_have_the_same_text() -> None:
+    # half characters, special tokens without text, and tokens that occur twice in a vocabulary
+    out = completion(logprobs=3)
+    most = (
+        TopToken(text="b", id=5, log_prob=-0.5),
+        TopToken(text="a", id=6, log_prob=-1.0),
+        TopToken(text="a", id=7, log_prob=-3.0),
+    )
+    out.token(7, "a", -3.0, top=most)
+    out.token(5, "b", -0.5, top=most)
+    out.token(8, "a", -9.0, top=most)
+    assert tops(out) == [
+        {"b": -0.5, "token_id:6": -1.0, "a": -3.0},
+        {"b": -0.5, "a": -1.0, "token_id:7": -3.0},
+        {"b": -0.5, "token_id:6": -1.0, "token_id:7": -3.0, "a": -9.0},
+    ]
+
+
+def test_alternatives_within_a_character_are_named_as_the_chosen_token_is() -> None:
+    # a tokenizer may give the text that a token would complete here; the chosen token is named by its own bytes
+    most = (
+        TopToken(text="é", id=5, log_prob=-0.5, data=b"\xa9"),
+        TopToken(text="\ufffd", id=6, log_prob=-1.5, data=b"\xc3"),
+    )
+    out = completion(logprobs=2)
+    out.token(5, "é", -0.5, top=most, data=b"\xa9")
+    assert tops(out) == [{"\ufffd": -0.5, "token_id:6": -1.5}]
+    said = chat(logprobs=True, top_logprobs=2)
+    said.token(5, "é", -0.5, top=most, data=b"\xa9")
+    (entry,) = json.loads(said.document())["choices"][0]["logprobs"]["content"]
+    names = [(token["token"], token["bytes"]) for token in (entry, *entry["top_logprobs"])]
+    assert names == [("\ufffd", [0xA9]), ("\ufffd", [0xA9]), ("\ufffd", [0xC3])]
+
+
+def test_a_completion_reports_each_counted_token_also_the_end_of_the_sequence() -> None:
+    # lm_eval leaves out the last value as that of the one token which it has asked for, whatever it is
+    whole = json.loads(generate(completion(logprobs=0)))
+    assert whole["choices"][0]["logprobs"] == {
+        "text_offset": [0, 3, 5],
+        "token_logprobs": [-0.5, -0.25, -0.125],
+        "tokens": ["Hel", "lo", ""],
+        "top_logprobs": [{"Hel": -0.5}, {"lo": -0.25}, {"": -0.125}],
+    }
+    assert whole["usage"]["completion_tokens"] == 3
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks(generate(completion(logprobs=0, stream=True)))]
+    assert [found and found["token_logprobs"] for found in streamed] == [[-0.5], [-0.25], [-0.125], None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_prompts_tokens_have_their_bytes_and_their_alternatives(stream: bool) -> None:
+    out = completion(prompt="é!", stream=stream, logprobs=2, echo=True)
+    most = tuple(
+        [TopToken(text=text, id=id, log_prob=value) for text, id, value in (("?", 1, -0.1), ("!", 2, -2.0), (".", 3, -3.0))]
+    )
+    out.prefill(8, "", None, data=b"\xc3")
+    out.prefill(9, "é", -1.5, top=most, data=b"\xa9")
+    out.prefill(2, "!", -2.0, top=most)
+    body = out.token(1, "a", -0.5, finish="length")
+    found = (chunks(body + out.end())[0] if stream else json.loads(out.document()))["choices"][0]["logprobs"]
+    assert {name: values[:3] for name, values in found.items()} == {
+        "text_offset": [0, 0, 1],
+        "token_logprobs": [None, -1.5, -2.0],
+        "tokens": ["\ufffd", "\ufffd", "!"],
+        "top_logprobs": [None, {"?": -0.1, "!": -2.0, "\ufffd": -1.5}, {"?": -0.1, "!": -2.0}],
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_of_a_truncated_prompt_are_those_of_its_last_tokens(stream: bool) -> None:
+    out = completion(prompt="One two three", stream=stream, logprobs=0, echo=True, n=2, truncate_prompt_tokens=2)
+    out.prefill(2, " two", None)
+    out.prefill(3, " three", -1.0)
+    body = b"".join([out.token(4, " four", -0.5, finish="length", sequence=number) for number in range(2)])
+    choices = (
+        [chunk["choices"][0] for chunk in chunks(body + out.end())] if stream else json.loads(out.document())["choices"]
+    )
+    for index in range(2):
+        own = [choice for choice in choices if choice["index"] == index]
+        text = "".join(choice["text"] for choice in own)
+        found = [
+            pair
+            for choice in own
+            if (told := choice["logprobs"])
+            for pair in zip(told["text_offset"], told["tokens"], strict=True)
+        ]
+        assert found == [(3, " two"), (7, " three"), (13, " four")]
+        assert text == "One two three four"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_of_no_tokens_has_every_choice_and_ends_by_its_length(stream: bool) -> None:
+    for echo in (False, True):
+        out = completion(prompt=["One", "Two"], n=2, max_tokens=0, echo=echo, stream=stream)
+        choices = [chunk["choices"][0] for chunk in chunks(out.end())] if stream else json.loads(out.document())["choices"]
+        for index, prompt in enumerate(("One", "One", "Two", "Two")):
+            own = [choice for choice in choices if choice["index"] == index]
+            assert "".join(choice["text"] for choice in own) == prompt * echo
+            assert own[-1]["finish_reason"] == "length"
 
 
 # --- tokens, choices and their end

@@ -14,7 +14,7 @@ import simdjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.strict_json import JSONError, loads
+from protocols.json.strict import JSONError, loads
 from protocols.v2 import numbers as json_numbers
 from protocols.v2.numbers import FAST_FROM, read_numbers
 from protocols.v2.tensors import DATATYPES, Array, V2Error, from_json

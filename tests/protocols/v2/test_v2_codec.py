@@ -25,6 +25,7 @@ from protocols.v2 import (
     typed_request,
 )
 from protocols.v2 import codec as v2_codec
+from protocols.v2 import numbers as json_numbers
 from protocols.v2.numbers import apart_from_numbers
 from protocols.v2.tensors import DATATYPES
 from tests.protocols.v2.grammar.v2_outcome import described, outcome, parse_both_ways
@@ -296,6 +297,13 @@ def test_a_large_request_holds_few_floats_for_the_decoder_that_is_slow_with_some
     many = ",".join(f'"{n}":{number}' for n in range(2000))
     assert apart_from_numbers(large(PLAIN, more=f',"parameters":{{{many}}}'), 256, most) is None
     agree(large(PLAIN, more=f',"parameters":{{{many}}}'), None)
+
+
+def test_a_text_that_says_data_everywhere_is_not_looked_through_to_its_end() -> None:
+    often = json_numbers._ELSEWHERE
+    for times, there in ((often, True), (often + 1, False)):
+        text = b'{"inputs":[{"data":[1,2]}],"x":[%b]}' % b",".join([b'"data"'] * times)
+        assert (apart_from_numbers(text, 256) is not None) is there
 
 
 @pytest.mark.parametrize(

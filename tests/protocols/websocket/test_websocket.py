@@ -491,6 +491,41 @@ def test_nothing_is_sent_after_a_close() -> None:
         assert machine.room() == before
 
 
+REGISTERED = {*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)}
+"""The codes that a Close frame may have: IANA's registry, without those that it reserves for no frame (RFC 6455 section 7.4)."""
+
+
+@pytest.mark.parametrize("payload_path", [True, False])
+def test_every_registered_close_code_arrives_in_both_directions_and_no_other_does(payload_path: bool) -> None:
+    for code in (*range(1017), 2998, 2999, 3000, 3001, 4998, 4999, 5000, 5001, 65535):
+        for reads, encode, sends in ((Role.SERVER, from_client, Role.CLIENT), (Role.CLIENT, from_server, Role.SERVER)):
+            machine = WebSocketConnection(reads, mask=lambda: KEY, payload_path=payload_path)
+            peer = WebSocketConnection(sends, mask=lambda: KEY, payload_path=payload_path)
+            machine.receive_data(encode(0x88, close_body(code, "später".encode())))
+            if code in REGISTERED:
+                assert machine.next_event() == Close(code=code, reason="später")
+                assert (machine.close_code, machine.closed) == (code, True)
+                peer.send(Close(code=code, reason="später"))
+                assert written(peer) == encode(0x88, close_body(code, "später".encode()))
+            else:
+                assert violation(machine, b"") == 1002
+                with pytest.raises(LocalProtocolError, match=f"code {code} may not be sent"):
+                    peer.send(Close(code=code))
+
+
+def test_a_close_of_a_bad_gateway_is_read_whatever_masks_it_and_however_it_is_cut() -> None:
+    for key in (b"\0\0\0\0", b"\x03\xf6\0\0", b"\x03\xf5\xff\xff", b"\xff\xff\xff\xff"):
+        data = bytes((0x88, 0x80 | 5)) + key + mask(close_body(1014, b"bye"), key)
+        for cut in range(len(data)):
+            machine = server()
+            machine.receive_data(data[:cut])
+            assert machine.next_event() is NEED_DATA
+            machine.receive_data(data[cut:])
+            assert machine.next_event() == Close(code=1014, reason="bye")
+    assert violation(server(), from_client(0x88, close_body(1014, b"\xff"))) == 1007
+    assert violation(client(), from_server(0x08, close_body(1014))) == 1002
+
+
 @pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 70000, -1])
 def test_a_close_code_that_may_not_be_sent_is_our_own_mistake(code: int) -> None:
     machine = server()

@@ -56,7 +56,7 @@ export function Text({model, url}) {
   };
   return html`<div class="two"><${Card} label="Call"><form class="stack" onSubmit=${submit} onKeyDown=${keys}>
       <label class="field wide">Prompt<textarea id="prompt" rows="5" required value=${play.prompt} onInput=${set("prompt")}></textarea></label>
-      <div class="filters"><label class="field">max_new_tokens<input type="number" min="1" max="65536" required value=${play.tokens} onInput=${set("tokens")} /></label>
+      <div class="filters"><label class="field">max_new_tokens<input type="number" min="1" max="262144" required value=${play.tokens} onInput=${set("tokens")} /></label>
         <label class="field">temperature<input type="number" min="0" step="any" placeholder="greedy" value=${play.temperature} onInput=${set("temperature")} /></label>
         <${Buttons} /></div></form>
       <${Examples} examples=${textExamples(url, model.name, asked())} /><//>

@@ -112,13 +112,15 @@ class Plane(BaseHTTPRequestHandler):
     """Answers with the looks that were recorded, the second one for ever."""
 
     looks = 0
+    points: tuple[Any, ...] = ()
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         look = LOOKS[min(Plane.looks, 1)]
         if path == "/models":
             Plane.looks += 1  # it is asked for last
-        answers = {"/stats": look["stats"], "/models": {"models": look["models"]}, "/streams": {"streams": look["streams"]}}
+        answers: dict[str, Any] = {"/history": {"points": Plane.points}}
+        answers |= {"/stats": look["stats"], "/models": {"models": look["models"]}, "/streams": {"streams": look["streams"]}}
         if path == "/streams/events":
             body = b"".join(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode() for name, data in EVENTS)
         else:
@@ -145,8 +147,32 @@ def plane() -> Iterator[str]:
 def test_one_frame_is_printed_where_no_terminal_is(plane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    result = CliRunner().invoke(program, ["top", "--url", plane, "--interval", "0.1"])
-    assert (result.exit_code, result.output.splitlines()) == (0, lines_of(height=1000))
+    result = CliRunner().invoke(program, ["top", "--url", plane])
+    assert (result.exit_code, result.output.splitlines()) == (0, lines_of(None, BEFORE, height=1000))
+
+
+def test_the_columns_cover_the_time_of_the_verdict(plane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is older than its verdict has the figures of that time in its history."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    now, kept = copy.deepcopy(LOOKS[1]), LOOKS[0]["stats"]
+    now["stats"] |= {"uptime": 100.0, "verdict": now["stats"]["verdict"] | {"seconds": now["stats"]["at"] - kept["at"]}}
+    models = {
+        name: {**one, "first": cut(one["first"]["buckets"]), "duration": cut(one["duration"]["buckets"])}
+        for name, one in kept["models"].items()
+    }
+    older = {"at": kept["at"] - 2, "models": {}}
+    monkeypatch.setattr(
+        Plane, "points", (older, {"at": kept["at"], "models": models}, {"at": now["stats"]["at"], "models": {}})
+    )
+    monkeypatch.setattr("tests.gateway.cli.top.test_top.LOOKS", [now, now])
+    result = CliRunner().invoke(program, ["top", "--url", plane, "--once"])
+    assert (result.exit_code, result.output.splitlines()) == (0, lines_of(BEFORE, Look(**now), height=1000))
+
+
+def cut(buckets: list[int]) -> list[int]:
+    """Buckets as a history has them: those at the end that are 0 are left out."""
+    return buckets[: max((number for number, n in enumerate(buckets, 1) if n), default=0)]
 
 
 def test_as_json_it_prints_the_figures_with_each_look(plane: str) -> None:

@@ -261,6 +261,13 @@ async def test_pages_end_with_the_last_model(limit: int, pages: list[int], folde
         assert (seen, sizes) == (list("abcd"), pages)
 
 
+async def test_a_query_with_too_many_members_is_refused(folders: Path) -> None:
+    async with serving(Probe(silent).spec("bidi"), config=many(folders)) as house:
+        for path, method in (("/models?limit=1", b"GET"), ("/invocations?model_name=a", b"POST")):
+            status, told = await api(house, path + "&a=b" * 100, method=method)
+            assert (status, "100 members" in json.dumps(told)) == (400, True), path
+
+
 async def test_an_unload_waits_for_the_invocation_under_way_and_answers_the_queued(folders: Path) -> None:
     async with serving(Probe(silent).spec("bidi"), config=many(folders)) as house:
         assert (await load(house, folders, "code"))[0] == 200

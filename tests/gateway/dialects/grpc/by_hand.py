@@ -53,9 +53,11 @@ class ByHand:
         self._status: Status | None = None
         self.headers: Headers = ()
 
-    async def open(self, *fields: tuple[bytes, bytes], within: float | None = None) -> ByHand:
+    async def open(
+        self, *fields: tuple[bytes, bytes], within: float | None = None, authority: bytes = b"localhost"
+    ) -> ByHand:
         """Sends the head with more fields; `within` is the call's timeout in seconds. Default None: no timeout."""
-        head = call_head(self._service, self._method, authority=b"localhost", timeout=within)
+        head = call_head(self._service, self._method, authority=authority, timeout=within)
         await self.line.send(
             Request(
                 stream=self.stream,

@@ -22,8 +22,11 @@ from models.messages import Family, InferRequest, InferResponse, Part, Tensor
 from models.session import Session
 from models.spec import ModelSpec, TensorSpec
 from protocols.events import ConnectionEnd, Data, End, Head, Headers, Request, Response
+from protocols.floods import GRPC_FIELDS, SMALL_CALL
 from protocols.grpc import v2_tables as tables
-from protocols.grpc.framing import encode_prefix, frame
+from protocols.grpc.framing import PREFIX, encode_prefix, frame
+from protocols.grpc.heads import call_head
+from protocols.grpc.protobuf import encode_field, encode_varint
 from protocols.grpc.status import StatusCode
 from protocols.v2.response import V2Answer
 from tests.gateway.dialects.grpc.by_hand import (
@@ -207,6 +210,50 @@ async def test_a_call_over_http1_is_told_what_it_needs() -> None:
     async with house_of(Model()) as house:
         _, fields, _ = await house.ask(INFER, request("m", 1), ("content-type", "application/grpc"))
         assert (fields["grpc-status"], "gRPC needs HTTP/2" in fields["grpc-message"]) == ("12", True)
+
+
+@pytest.mark.parametrize("authority", [b"/run/s.sock", b"route/default/models/0", b"%2Frun%2Fs.sock", b"10.0.0.7:8080"])
+async def test_a_call_may_name_the_server_as_its_client_likes(authority: bytes) -> None:
+    async with house_of(Model()) as house:
+        answer = await infer(house, request("m", 4), authority=authority)
+        assert isinstance(answer, V2Answer), answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ([(b"x-large", b"x" * 40_000)], EXHAUSTED, "(limits.head)"),
+        ([(b"x%d" % n, b"") for n in range(200)], EXHAUSTED, "the limit is 100 (limits.fields)"),
+        ([(b"content-length", b"x")], INTERNAL, "content-length"),
+    ],
+)
+async def test_a_head_that_no_handler_may_see_ends_its_call_alone_in_grpcs_words(
+    fields: Headers, code: StatusCode, says: str
+) -> None:
+    async with house_of(Model()) as house:
+        line = house.line("http2")
+        other = await ByHand(line, "ModelInfer").open()
+        made = ByHand(line, "ModelInfer")
+        bare = [field for field in call_head(SERVICE, "ModelInfer", authority=b"x").headers if field[0] != b"content-length"]
+        with pytest.MonkeyPatch.context() as patch:  # our own machine refuses to send some of it
+            patch.setattr("protocols.http2.heads.check_fields", lambda given: given)
+            line.peer.machine._h2.config.validate_outbound_headers = False  # type: ignore[union-attr]
+            head = Head(method=b"POST", target=INFER.encode(), authority=b"x", headers=(*bare, *fields))
+            patch.setattr("protocols.http2.heads.content_length", lambda _: None)
+            await line.send(Request(stream=made.stream, head=head))
+        refused(await answered(made), code, says)
+        await other.say(request("m", 4))
+        await other.end()
+        assert isinstance(await answered(other), bytes)
+
+
+async def test_a_connection_that_must_go_over_its_heads_says_which_setting() -> None:
+    async with house_of(Model()) as house:
+        line = house.line("http2")
+        await ByHand(line, "ModelInfer").open((b"x-large", b"x" * 100_000))
+        await line.over()
+        (goaway,) = line.goaways
+        assert (goaway.code, b"limits.head" in goaway.debug) == (11, True)
 
 
 # -- the message -------------------------------------------------------------------------------------------------------
@@ -585,3 +632,61 @@ async def test_many_calls_share_a_connection_and_each_has_its_own_end() -> None:
         line.peer.close()
         await line.over()
         assert isinstance(await line.event(99), ConnectionEnd)
+
+
+# -- how long a message may be to read -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", f"{SERVICE}/ServerLive", f"{SERVICE}/ServerReady",
+        f"{SERVICE}/ModelReady", f"{SERVICE}/ServerMetadata", f"{SERVICE}/ModelMetadata", f"{SERVICE}/ModelConfig",
+        f"{SERVICE}/ModelStatistics", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    ],
+)  # fmt: skip
+async def test_a_call_that_only_names_something_has_a_small_message(path: str, coded: bool) -> None:
+    async with house_of(Model()) as house:
+        line = house.line("http2")
+        for n in (SMALL_CALL + 2, 198_000):
+            message = b"\x48\x00" * (n // 2)  # fields that nobody knows
+            fields = [GRPC, (b"te", b"trailers")]
+            if coded:
+                message, fields = gzip.compress(message), [*fields, (b"grpc-encoding", b"gzip")]
+            body = encode_prefix(len(message), compressed=coded) + message
+            status, answered, said = await posted(line, f"/{path}", fields, body=body)
+            assert (status, answered[b"grpc-status"], said) == (200, b"8", b"")
+            assert b"4096 bytes" in answered[b"grpc-message"]
+        await well(house, line)
+
+
+@pytest.mark.parametrize("count", [900, 1_100, 9_000, 11_000, 400_000])
+@pytest.mark.parametrize("part", [b"\x0a\x00", b"\x48\x00", b"\x22\x00"])
+async def test_a_message_of_very_many_fields_is_refused_and_those_of_many_are_read(part: bytes, count: int) -> None:
+    async with house_of(Model()) as house:
+        line = house.line("http2")
+        message = gzip.compress(part * count + request("m", 4)[PREFIX:])
+        body = encode_prefix(len(message), compressed=True) + message
+        fields = [GRPC, (b"te", b"trailers"), (b"grpc-encoding", b"gzip")]
+        _, answered, _ = await posted(line, INFER, fields, body=body)
+        if count > GRPC_FIELDS:
+            assert answered[b"grpc-status"] == b"8"
+            assert b"too many fields: more than 10000" in answered[b"grpc-message"]
+        else:
+            assert b"grpc-status" not in answered or answered[b"grpc-status"] in (b"0", b"3"), answered
+        await well(house, line)
+        await house.still()
+        assert house.gateway.budget.used == 0
+
+
+async def test_a_tensor_of_many_fields_is_paid_for_and_read_beside_others() -> None:
+    count = 50_000
+    async with house_of(Model()) as house:
+        singles = (b"\x35" + np.float32(2).tobytes()) * count
+        entry = encode_field(1, b"x") + encode_field(2, b"FP32") + b"\x18" + encode_varint(count) + encode_field(5, singles)
+        answer = await infer(house, b"".join(map(bytes, frame((encode_field(1, b"m") + encode_field(5, entry),)))))
+        assert isinstance(answer, V2Answer), answer
+        assert numbers(answer) == [4] * count
+        await house.still()
+        assert house.gateway.budget.used == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -220,6 +221,9 @@ async def test_a_large_request_comes_in_pieces_and_its_memory_is_given_back_with
         assert await call.told() == ("", [1])
         await house.still()
         assert exchange.held == 0  # and the stream goes on
+        views = [view for view in gc.get_objects() if type(view) is memoryview]
+        assert not [view for view in views if type(view.obj) is np.ndarray and view.nbytes > len(large) // 2]
+        del views
         await call.ask("double", 4)
         assert await call.told() == ("", [8])
         await call.end()

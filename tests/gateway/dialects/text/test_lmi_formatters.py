@@ -165,7 +165,7 @@ async def test_an_input_formatter_sees_the_request_and_how_the_model_is_served()
     [
         (TextInput("x"), "application/jsonlines"),
         (TextInput("x", stream=False), "application/json"),
-        (TextInput("x", output_formatter="sse"), "text/event-stream"),
+        (TextInput("x", output_formatter="sse"), "text/event-stream; charset=utf-8"),
         (TextInput("x", output_formatter="what?", stream=False), "application/json"),
         (TextInput("x", None, stream=False), "application/json"),
     ],

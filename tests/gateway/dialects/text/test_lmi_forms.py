@@ -90,7 +90,7 @@ def parts_of(body: bytes) -> list[bytes]:
 # -- golden bytes ------------------------------------------------------------------------------------------------------
 # Keys, order, spaces and framing: spec section 1.3, which is what LMI 0.31's own formatters write; TGI's form: section 5.
 
-JSON, LINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
+JSON, LINES, SSE = "application/json", "application/jsonlines", "text/event-stream; charset=utf-8"
 T1 = '{"id": 304, "text": "Deep ", "log_prob": -0.05}'
 T2 = '{"id": 11157, "text": "Léarning", "log_prob": -1.25}'
 T3 = '{"id": 0, "text": "", "log_prob": -0.75, "special_token": true}'
@@ -334,7 +334,7 @@ async def test_a_parameter_that_the_model_does_not_support_is_refused_by_its_nam
 ) -> None:
     spec = text_spec(parameters=Picky.parameters) if by_spec else text_spec(Picky())
     async with serving(spec, config=lmi(unsupported="refuse")) as house:
-        for refused in ({"top_p": 0.5}, {"watermark": True}, {"temperature": 1, "n": 1}, {"min_length": 2}):
+        for refused in ({"top_p": 0.5}, {"nobody_knows": True}, {"temperature": 1, "n": 1}, {"min_length": 2}):
             status, _, body = await parameters_in(house, route, refused)
             named = next(name for name in refused if name not in Picky.parameters)
             assert status == 424
@@ -360,7 +360,7 @@ async def test_where_it_is_ignored_or_the_model_does_not_say_it_is_passed_over(
     spec: ModelSpec, unsupported: str, autojump_clock: Any
 ) -> None:
     async with serving(spec, config=lmi(unsupported=unsupported)) as house:
-        assert (await parameters_in(house, "/predictions/m", {"top_p": 0.5, "watermark": True}))[0] == 200
+        assert (await parameters_in(house, "/predictions/m", {"top_p": 0.5, "nobody_knows": True}))[0] == 200
 
 
 # -- several sequences -------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ CHATS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "stream": (
         "",
         {"stream": True},
-        "text/event-stream",
+        "text/event-stream; charset=utf-8",
         CHUNK + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         + CHUNK + '{"index":0,"delta":{"content":"Deep "},"logprobs":null,"finish_reason":null}]}\n\n'
         + CHUNK + '{"index":0,"delta":{"content":"Léarning"},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -109,7 +109,7 @@ CHATS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "stream-usage": (
         "",
         {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 1},
-        "text/event-stream",
+        "text/event-stream; charset=utf-8",
         CHUNK + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":null}'
         "\n\n"
         + CHUNK + '{"index":0,"delta":{"content":"Deep "},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
@@ -185,7 +185,7 @@ async def test_a_stream_over_http1_byte_by_byte(autojump_clock: Any) -> None:
         await ask(house, CHAT, {**SAID, "stream": True, "max_tokens": 1}, line=line)
         head, _, rest = bytes(line.transport.read).partition(b"\r\n\r\n")
         assert head == (
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
             b"x-request-id: boot1\r\n" + DATE + b"transfer-encoding: chunked"
         )
         assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -217,7 +217,7 @@ async def test_a_stream_of_completions_byte_by_byte(autojump_clock: Any) -> None
             for index, prompt in enumerate(("How", "Why"))
             for text, reason in ((prompt, "null"), ("Deep ", "null"), ("", '"length"'))
         ]
-        assert headers["content-type"] == "text/event-stream"
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
         assert body.decode() == "".join(chunks) + "data: [DONE]\n\n"
 
 
@@ -431,7 +431,7 @@ async def test_the_models_own_count_wins_and_then_the_tokens_that_it_has_reporte
             assert (usage["prompt_tokens"], prompts_left_out) == (count, False)
 
 
-async def test_each_chunk_counts_what_came_before_it(autojump_clock: Any) -> None:
+async def test_each_chunk_counts_what_came_before_it() -> None:
     async with serving(text_spec(words_of, count_tokens=lambda text: 4)) as house:
         asked = {**SAID, "stream": True, "stream_options": {"continuous_usage_stats": True}}
         chunks = events_in((await ask(house, CHAT, asked))[2])
@@ -629,7 +629,7 @@ async def test_a_model_of_parts_chats(autojump_clock: Any) -> None:
         (CHAT, {**SAID, "model": "gpt-4"}, 404, None, "no model 'gpt-4'; GET /v1/models"),
         (CHAT, {**SAID, "temperature": 3}, 400, "temperature", "temperature: expected a number from 0 to 2, got 3"),
         (CHAT, {**SAID, "max_tokens": 0}, 400, "max_tokens", "max_tokens: expected"),
-        (CHAT, {**SAID, "tools": [{}]}, 400, "tools", "tools: not offered"),
+        (CHAT, {**SAID, "tools": [{}]}, 400, "tools", "tools: model 'm' does not declare tools"),
         (CHAT, {"messages": [{"role": "you", "content": ""}]}, 400, "messages[0].role", "messages[0].role"),
         (COMPLETIONS, {}, 400, "prompt", "prompt: expected a non-empty string"),
         (COMPLETIONS, {"prompt": [1, 2]}, 400, "prompt", "token ids"),
@@ -666,7 +666,7 @@ async def test_what_the_model_does_not_support_is_refused_unless_it_is_neutral(
     spec = text_spec(parameters=frozenset({"max_new_tokens", "temperature"}))
     async with serving(spec, config=lmi(unsupported="refuse")) as house:
         own_names = ({"min_tokens": 2}, {"bad_words": ["a"]})
-        for refused in ({"presence_penalty": 1}, {"seed": 3}, {"guided_choice": ["a"]}, *own_names):
+        for refused in ({"presence_penalty": 1}, {"seed": 3}, {"delay_ms": 5}, *own_names):
             status, _, body = await ask(house, path, {**asked, **refused})
             error = json.loads(body)["error"]
             (name,) = refused

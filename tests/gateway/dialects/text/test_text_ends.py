@@ -15,7 +15,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import Config, LimitsConfig, LMIConfig
+from gateway.config import Config, LimitsConfig, LMIConfig, OpenAIConfig
 from models.adapt import blocking, spec_of
 from models.messages import Family, Finish, FinishReason, Part, Prompt, Token
 from models.rolling import Advanced, RollingBatch, rolling
@@ -195,7 +195,7 @@ def spec_for(shape: str, way: Way) -> ModelSpec:
 
 
 def config_for(way: Way, **limits: Any) -> Config:
-    return Config(lmi=LMIConfig(**way.lmi), limits=LimitsConfig(**limits))
+    return Config(lmi=LMIConfig(**way.lmi), limits=LimitsConfig(**limits), openai=OpenAIConfig(max_tokens=256))
 
 
 @asynccontextmanager
@@ -503,7 +503,7 @@ async def test_there_is_a_ceiling_unless_it_is_0_and_a_model_may_have_a_lower_on
     way = WAYS[wire]
     most = 2**31 - 1
     async with served("async generator", way) as house:
-        with pytest.raises(Refused, match=r"at most 65536 \(limits.max_new_tokens\), got 2147483647"):
+        with pytest.raises(Refused, match=r"at most 262144 \(limits.max_new_tokens\), got 2147483647"):
             await way.ask(house, way.path, way.kinds[0], Asked("a b", most))
     async with served("async generator", way, max_new_tokens=0) as house:
         assert (await way.ask(house, way.path, way.kinds[0], Asked("a b", most))).text == "A B "

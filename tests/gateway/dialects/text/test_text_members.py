@@ -95,7 +95,7 @@ CHAT: Mapping[str, frozenset[str]] = {
 }
 
 COMPLETION: Mapping[str, frozenset[str]] = {
-    **OPENAI, "prompt": TEXTS, "best_of": INTEGER, "logprobs": INTEGER, "echo": BOOLEAN, "suffix": frozenset(),
+    **OPENAI, "prompt": TEXTS, "best_of": INTEGER, "logprobs": INTEGER | BOOLEAN, "echo": BOOLEAN, "suffix": frozenset(),
 }  # fmt: skip
 
 MESSAGE: Mapping[str, frozenset[str]] = {

@@ -38,6 +38,8 @@ class Asked:
     stop: Sequence[str] = ()
     included: bool | None = None
     """True if the text is to have its stop sequence; None: as the schema has it."""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    """Further members, by the wire's own names, where the wire has its parameters."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Way:
 
 
 class Refused(AssertionError):
-    """The answer was an error: its status and body."""
+    """The answer was an error: its status (0 in a session) and body."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status, body)
@@ -69,7 +71,7 @@ class Refused(AssertionError):
 
 def parameters(asked: Asked) -> dict[str, Any]:
     """Parameters by LMI's names."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {**asked.members}
     if asked.most is not None:
         found["max_new_tokens"] = asked.most
     if asked.stop:
@@ -89,10 +91,15 @@ _REASONS = {"length": "length", "eos_token": "end", "stop_sequence": "stop", "st
 
 
 async def _posted(house: House, path: str, kind: str, document: Any) -> bytes:
-    status, _, body = await ask(house, path, document, kind=kind)
+    status, headers, body = await ask(house, path, document, kind=kind)
+    HEADS.append(headers)
     if status != 200:
         raise Refused(status, body)
     return body
+
+
+HEADS: list[Mapping[str, str]] = []
+"""The heads of the answers so far, sessions left out."""
 
 
 def events_in(body: bytes) -> list[Any]:

@@ -367,15 +367,15 @@ async def test_a_large_part_is_copied_beside_the_loop_and_paid_for(model: Any, m
     size, loop = 4 * 1024 * KiB, threading.get_ident()
     convert, copies = models.adapt._convert, list[tuple[bool, int]]()
 
-    def converting(message: Part) -> Any:
-        steps = convert(message)
+    def converting(message: Part, texts: Any) -> Any:
+        steps = convert(message, texts)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 copies.append((threading.get_ident() == loop, house.gateway.budget.used))
                 return end.value
-            yield
+            yield 0
 
     monkeypatch.setattr(models.adapt, "_convert", converting)
     async with serving(spec_of(model, "m")) as house:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 
+from gateway.dialects.v2 import generate
 from models.adapt import spec_of
 from models.errors import ModelError
 from models.messages import Finish, FinishReason, InferRequest, Part, Prompt, Token
@@ -166,6 +168,26 @@ async def test_a_model_of_text_continues_text_input(beside: bool) -> None:
         assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         assert [event["text_output"] for event in events_in(body)] == ["0.5", " é", " b"]
         assert events_in(body)[0]["id"] == "42"
+
+
+async def test_the_json_of_a_long_text_is_made_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def long(prompt: Prompt) -> AsyncIterator[str]:
+        for _ in range(10):
+            yield "é" * 10_000
+
+    threads: list[int] = []
+    render = generate._text_reply
+
+    def reply(*given: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return render(*given)
+
+    monkeypatch.setattr(generate, "_text_reply", reply)
+    async with serving(spec_of(long, "m")) as house:
+        _, _, body = await ask(house, UNARY, {"text_input": "x", "max_tokens": 1000})
+    assert json.loads(body)["text_output"] == "é" * 100_000
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()]
 
 
 @pytest.mark.parametrize("route", [UNARY, STREAM])

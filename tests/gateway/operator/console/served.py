@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,9 @@ class Clients:
         self._stack.callback(thread.join)
         self._stack.callback(done.set)
 
-    def deaf(self, model: str, text: str) -> None:
-        """Reads nothing."""
-        self._connect(receive=4096).sendall(_request(model, text))
+    def deaf(self, model: str, text: str, *fields: str) -> None:
+        """Reads nothing. `fields` are lines of its head."""
+        self._connect(receive=4096).sendall(_request(model, text, fields=fields))
 
     def slow_sender(self, model: str) -> None:
         """Does not send the end of its request."""
@@ -153,12 +153,10 @@ class Clients:
         assert sock.recv(12) == b"HTTP/1.1 200"
 
 
-def _request(model: str, text: str, query: str = "") -> bytes:
+def _request(model: str, text: str, query: str = "", *, fields: Sequence[str] = ()) -> bytes:
     body = json.dumps({"inputs": text, "stream": True, "parameters": {"max_new_tokens": 60_000}}).encode()
-    head = (
-        f"POST /predictions/{model}{query} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    lines = (f"POST /predictions/{model}{query} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(body)}")
+    return "\r\n".join((*lines, *fields, "", "")).encode() + body
 
 
 def _rest(sock: socket.socket) -> bytes:

@@ -110,12 +110,12 @@ def test_the_verdict_names_the_culprit_of_a_real_load(
         load(server, clients)
         until(lambda: kind_without_lag(server) == kind, f"the verdict {kind}")
         # Other programs may delay the event loop of this machine, and then the server blames that.
-        page.wait_for_selector(f".verdict:is([data-rule={kind}], [data-rule=blocked])")
+        page.wait_for_selector(f".verdict:is([data-rule={kind}], [data-rule=blocked], [data-rule=busy])")
         shown, told, seen = page.evaluate("""async () => { const {state} = await import("/console/state.mjs");
             const card = document.querySelector("[aria-label=Verdict]"), shown = card.querySelector(".verdict");
             return [[shown.dataset.rule, shown.textContent], state.stats.verdict, [...card.querySelectorAll("a")].map(a => a.hash)]; }""")
         assert shown == [told["kind"], told["sentence"]]
-        assert told["kind"] == "blocked" or link in seen
+        assert told["kind"] in ("blocked", "busy") or link in seen
 
 
 def kind_without_lag(server: Server) -> str:
@@ -142,8 +142,13 @@ def test_a_thousand_streams_are_counted_and_the_longest_waiting_are_shown(
         session = page.context.new_cdp_session(page)
 
         def heap() -> int:
-            session.send("HeapProfiler.collectGarbage")
-            return int(session.send("Runtime.getHeapUsage")["usedSize"])
+            """The least of several looks: one collection leaves what only its end, or the page's next second, lets go."""
+            sizes: list[int] = []
+            for _ in range(5):
+                session.send("HeapProfiler.collectGarbage")
+                sizes.append(int(session.send("Runtime.getHeapUsage")["usedSize"]))
+                page.wait_for_timeout(300)
+            return min(sizes)
 
         before, seen = heap(), server.ask("GET", "/stats")[1]["uptime"]
         until(lambda: server.ask("GET", "/stats")[1]["uptime"] > seen + 12, "twelve seconds of the server")

@@ -45,7 +45,7 @@ def test_the_pictures_are_drawn(start: Callable[..., Server], console: Any, requ
         for name, (screen, width, height, scheme) in PICTURES.items():
             with console(server, screen, width=width, scheme=scheme) as page:
                 if "playground" in screen:
-                    page.fill("input[max='65536']", "60")
+                    page.fill("input[max='262144']", "60")
                     page.fill("input[placeholder=greedy]", "0.8")
                     page.click("button:has-text('Run')")
                     page.wait_for_selector("[data-play=ending]")

@@ -89,7 +89,7 @@ def test_what_the_model_raises_and_the_server_refuses_is_said(start: Callable[..
         assert "incident" in page.inner_text("section[aria-label=Answer] .refused")
         page.select_option("#playing", "chat")
         page.fill("input[placeholder=greedy]", "-0")
-        page.fill("input[max='65536']", "65536")
+        page.fill("input[max='262144']", "65536")
         server.ask("POST", "/models/chat/unload")
         page.wait_for_selector("text=There is no model")
 

@@ -120,6 +120,22 @@ def test_whatever_a_peer_or_a_model_says_is_text_and_stays_inside(
             assert fits(page), screen
 
 
+def test_the_search_finds_a_stream_by_the_id_that_its_client_has_given_it(
+    start: Callable[..., Server], console: Any
+) -> None:
+    server = start()
+    with server.clients() as clients:
+        clients.deaf("big", "x", "X-Request-Id: 6b1f3d1e-MINE")
+        clients.deaf("big", "x", "X-Request-Id: another")
+        until(lambda: server.ask("GET", "/streams")[1]["live"] == 2, "two live streams")
+        (mine,) = [row["id"] for row in server.ask("GET", "/streams")[1]["streams"] if row["client_request_id"] != "another"]
+        with console(server, "#/streams") as page:
+            page.fill("#search", "1e-mine")
+            page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
+            page.click(f"text={mine}")
+            page.wait_for_selector("tr.more >> text=6b1f3d1e-MINE")
+
+
 def test_before_the_first_call_it_says_how_to_make_one(start: Callable[..., Server], console: Any, axe: str) -> None:
     server = start()
     with console(server) as page:

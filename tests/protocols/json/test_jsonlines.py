@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA
-from protocols.jsonlines import LineDecoder, encode_line
+from protocols.json.lines import LineDecoder, encode_line
 
 
 def drain(decoder: LineDecoder) -> list[bytes]:

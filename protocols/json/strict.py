@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import numpy as np
 import orjson
 
 from protocols.events import Buffer
-from protocols.json_text import (
+from protocols.json.text import (
     MAX_NUMBER,
     STEP,
     Marks,
@@ -38,6 +40,7 @@ VALUES: Final = 1_000_000
 BOM: Final = b"\xef\xbb\xbf"
 """The byte order mark in UTF-8, which is skipped at the beginning of a text."""
 _BEYOND_64_BITS = 19  # digits: an integer this long may exceed 64 bits
+_BEYOND_DOUBLE = 309  # digits: an integer this long may exceed a double
 _PAIR_SIGNS = (b'":', b" :", b"\t:", b"\n:", b"\r:")
 _SHORT = 2**10  # bytes; even if all were floats like 1e300, which cost the decoder 8 us each, the text is quick to read
 _ALWAYS_AT_ONCE = 2**18  # bytes; a shorter text never holds the interpreter for long
@@ -48,13 +51,17 @@ _CLOSING = {_SQUARE: ord("]"), _CURLY: ord("}")}
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _PATH = re.compile(r" - at `[^`]*`$")
+_NUMBER = re.compile(rb"-?[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
+_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{%d,}+(?![.eE])" % _BEYOND_DOUBLE)
+_FIRST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _BEHIND = "trailing characters"
+_RANGE = "Number out of range"
 
 
 def _float(text: str) -> float:
     value = float(text)
     if value - value:  # the difference is not 0 for NaN and infinities
-        raise ValueError("Number out of range")
+        raise ValueError(_RANGE)
     return value
 
 
@@ -93,31 +100,42 @@ def loads(
     without it, they are an error. Without `floats`, numbers that are not integers stay text, whatever their range;
     `float_hook` converts that text to another value.
 
-    A memoryview is copied once. Beside the values (`json_text.Census.cost`), reading costs a few passes at memory speed and,
+    A memoryview is copied once. Beside the values (`text.Census.cost`), reading costs a few passes at memory speed and,
     for suspicious texts, temporary memory of a few times the text's length, but at most 16 MiB. A long text is read in steps
     of some milliseconds, between which other threads can run.
     """
     text = bytes(data) if isinstance(data, memoryview) else data
-    if text.startswith(BOM):
-        text = text[len(BOM) :]
-    _check_bounds(text, depth, what, containers, values)
-    if float_hook is None:
-        if len(text) <= _SHORT and floats:
-            try:
-                value = _DECODER.decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                pass  # `_Reader` makes the error message
-            else:
-                if duplicates or not _may_repeat_keys(text, value):
-                    return value
-        read = _reader(what, allow_nonfinite, duplicates, floats)
-    else:
-        read = _Reader(what, allow_nonfinite, duplicates, float_hook)
-    if len(text) > _ALWAYS_AT_ONCE and (
-        len(text) > (STEP if allow_nonfinite or not duplicates else _AT_ONCE) or census_of(text).values > _MARKS_AT_ONCE
-    ):
-        return _Pieces(text, read).value()
-    return read.value(text)
+    before = len(BOM) if text.startswith(BOM) else 0
+    if before:
+        text = text[before:]
+    try:
+        _check_bounds(text, depth, what, containers, values)
+        if float_hook is None:
+            if len(text) <= _SHORT and floats:
+                try:
+                    value = _DECODER.decode(text)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    pass  # `_Reader` makes the error message
+                else:
+                    if duplicates or not _may_repeat_keys(text, value):
+                        return value
+            read = _reader(what, allow_nonfinite, duplicates, floats)
+        else:
+            read = _Reader(what, allow_nonfinite, duplicates, float_hook)
+        if len(text) > _ALWAYS_AT_ONCE and (
+            len(text) > (STEP if allow_nonfinite or not duplicates else _AT_ONCE) or census_of(text).values > _MARKS_AT_ONCE
+        ):
+            return _Pieces(text, read).value()
+        return read.value(text)
+    except JSONError as error:
+        if not before:
+            raise
+        raise JSONError(moved(error.message, before.__add__)) from None
+
+
+def moved(message: str, place: Callable[[int], int]) -> str:
+    """The message of an error about a part of a text, with the byte in the whole text: `place` of the one in the part."""
+    return _BYTE.sub(lambda found: f"(byte {place(int(found[1]))})", message)
 
 
 def cost_of(data: Buffer, *, containers: int = CONTAINERS, values: int = VALUES) -> int:
@@ -129,6 +147,12 @@ def cost_of(data: Buffer, *, containers: int = CONTAINERS, values: int = VALUES)
         if census.containers > containers or census.values > values:
             return 0
     return census.cost
+
+
+def is_slow(text: Buffer) -> bool:
+    """True if a text has an integer that may exceed 64 bits, or as many digits elsewhere: `loads` then takes some 0.2 us for
+    each number with a fraction or an exponent."""
+    return has_run(bytes(text), _BEYOND_64_BITS, digits=True)
 
 
 def is_plain(text: bytes, pairs: int) -> bool:
@@ -186,21 +210,21 @@ class _Reader:
             try:
                 return orjson.loads(text)
             except orjson.JSONDecodeError:
-                pass  # msgspec has the better error messages
+                if found := _out_of_range(text):
+                    raise JSONError(f"{self.what} cannot be read: {_beyond(*found)}") from None
+                self._decode(text, _SHALLOW)  # msgspec has the better error messages
         return self._decode(text, _STEADY)
 
     def _decode(self, text: Text, decoder: msgspec.json.Decoder[Any]) -> Any:
         what = self.what
         try:
             return decoder.decode(text)
-        except UnicodeDecodeError:
-            raise JSONError(f"{what} is not UTF-8") from None
         except RecursionError:
             raise JSONError(f"{what} is nested too deep to be read") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if self._nonfinite and (b"NaN" in text or b"Infinity" in text):
                 return self._decode_nonfinite(text)
-            raise JSONError(f"{what} is {_reason(text, error)}") from None
+            raise JSONError(f"{what} {_reason(text, error)}") from None
 
     def _decode_nonfinite(self, text: Text) -> Any:
         """Reads a text with NaN or infinities. The standard library accepts those, but also texts that are refused here. The
@@ -220,8 +244,64 @@ def _reader(what: str, nonfinite: bool, duplicates: bool, floats: bool) -> _Read
     return _Reader(what, nonfinite, duplicates, None if floats else str)
 
 
-def _reason(text: Text, error: msgspec.DecodeError) -> str:
-    return f"not JSON: {error}" if text.strip() else "empty where JSON was expected"
+def _reason(text: Text, error: Exception) -> str:
+    if not text.strip():
+        return "is empty where JSON was expected"
+    if not _is_utf8(text):  # msgspec's own error is not the same in all its versions
+        return "is not UTF-8"
+    said = fault_of(text, error)
+    return f"cannot be read: {said}" if said.startswith(_RANGE) else f"is not JSON: {said}"
+
+
+def _is_utf8(text: Text) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for at in range(0, len(text), STEP):
+            decoder.decode(text[at : at + STEP])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def fault_of(text: Buffer, error: Exception) -> str:
+    """The text of a decoder's error, with the fault and its byte where the decoder tells another fault, or not where it is:
+    half of a surrogate pair near the end of the text, and a number beyond the range of a double."""
+    said, text = str(error), bytes(text)
+    if said.startswith(_RANGE) and (found := _out_of_range(text)):
+        return _beyond(*found)
+    if said == "Input data was truncated" and (at := _cut_pair(text)) >= 0:
+        return f"JSON is malformed: unexpected end of escaped utf-16 surrogate pair (byte {at})"
+    return said
+
+
+def _beyond(number: str, at: int) -> str:
+    return f"{_RANGE}: {number if len(number) <= 24 else number[:21] + '...'} (byte {at})"
+
+
+def _cut_pair(text: bytes) -> int:
+    """The index behind an escape of the first half of a surrogate pair that no second escape follows, so near the end of the
+    text that the decoder takes it for cut off. -1 if there is none."""
+    for found in _FIRST_HALF.finditer(text, max(len(text) - 12, 0)):
+        backslashes = found.start() - len(text[: found.start()].rstrip(b"\\"))
+        rest = text[found.end() :]
+        if backslashes % 2 == 0 and not (b"\\u".startswith(rest[:2]) and len(rest) < 6):
+            return found.end()
+    return -1
+
+
+def _out_of_range(text: Text) -> tuple[str, int] | None:
+    """The first number beyond the range of a double, and its index."""
+    if has_run(text, _BEYOND_DOUBLE, digits=True):  # orjson refuses such integers too, which are valid here
+        inside = inside_strings(text)
+        text = _INTEGER.sub(lambda found: found[0] if inside[found.start()] else b"0".ljust(len(found[0])), text)
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        number = _NUMBER.match(text, at := len(error.doc[: error.pos].encode()))
+        if number and math.isinf(float(number[0])):
+            return number[0].decode(), at
+    return None
 
 
 @final
@@ -327,7 +407,7 @@ class _Pieces:
             return value
         shift = start - len(before)
         message = _PATH.sub("", message)  # the path in the piece means nothing to the peer
-        raise JSONError(_BYTE.sub(lambda found: f"(byte {int(found[1]) + shift})", message))
+        raise JSONError(moved(message, shift.__add__))
 
     def _space(self, start: int, end: int) -> int:
         found = _SPACE.match(self._text, start, end)

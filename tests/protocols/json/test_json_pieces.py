@@ -13,17 +13,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols import json_text, strict_json
-from protocols.json_text import census_of, close_census_of, find, has_long_number, has_run, inside_strings
-from protocols.strict_json import JSONError, loads
-from tests.protocols.test_strict_json import EDITS, JSON_VALUES, edited, refusal
+from protocols.json import strict
+from protocols.json import text as json_text
+from protocols.json.strict import JSONError, loads
+from protocols.json.text import census_of, close_census_of, find, has_long_number, has_run, inside_strings
+from tests.protocols.json.test_strict_json import EDITS, JSON_VALUES, edited, refusal
 
 
 @contextmanager
 def in_pieces(size: int, marks: int = 3) -> Iterator[None]:
     """Texts are read in pieces of so few bytes, and of so few brackets and commas."""
     with (
-        mock.patch.multiple(strict_json, _SHORT=-1, _ALWAYS_AT_ONCE=-1, _AT_ONCE=size, _MARKS_AT_ONCE=marks, STEP=size),
+        mock.patch.multiple(strict, _SHORT=-1, _ALWAYS_AT_ONCE=-1, _AT_ONCE=size, _MARKS_AT_ONCE=marks, STEP=size),
         mock.patch.object(json_text, "STEP", size + 1),
     ):
         yield
@@ -87,12 +88,12 @@ def test_no_decoder_sees_more_than_some_milliseconds_of_a_long_text(monkeypatch:
         seen.append((len(text), census_of(text).values))
         return real(text)
 
-    monkeypatch.setattr(strict_json.orjson, "loads", watched)
+    monkeypatch.setattr(strict.orjson, "loads", watched)
     rows = b",".join([b'{"a":["b",1.5]}'] * 30_000)
     read = loads(b'{"rows":[%b],"text":"%b"}' % (rows, b"x" * 3_000_000), duplicates=False)
     assert read["rows"] == [{"a": ["b", 1.5]}] * 30_000
     assert len(read["text"]) == 3_000_000
-    assert max(values for _, values in seen) <= strict_json._MARKS_AT_ONCE
+    assert max(values for _, values in seen) <= strict._MARKS_AT_ONCE
     assert max(size for size, values in seen if values > 1) <= 2 * json_text.STEP
     assert len(seen) > 2
 
@@ -141,6 +142,25 @@ def test_strings_are_told_alike_in_steps_of_any_size(text: bytes, size: int) -> 
         escaped = byte == ord("\\") and not escaped
     with mock.patch.object(json_text, "STEP", size):
         assert inside_strings(text).tolist() == expected
+
+
+class Counted(bytes):
+    """A text that knows how many of its bytes were copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.copied += len(found)
+        return found
+
+
+def test_all_places_of_a_text_are_found_in_one_pass() -> None:
+    text, at, places = Counted(b'"data",' * 20_000), 0, 0
+    while (at := find(text, b'"data"', at) + 1) > 0:
+        places += 1
+    assert places == 20_000
+    assert text.copied < 300 * places  # a whole step each would be 70,000
 
 
 @pytest.mark.parametrize("size", [3, 400, 401, 1000])

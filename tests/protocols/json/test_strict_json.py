@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols.strict_json import JSONError, is_plain, loads
+from protocols.json.strict import JSONError, is_plain, loads
 
 
 def refusal(text: bytes, **options: Any) -> str:

@@ -1,0 +1,1 @@
+"""Models that no checkout has of its own."""
