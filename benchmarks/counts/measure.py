@@ -62,10 +62,13 @@ async def _counted(case: Case, counter: Counter, sockets: bool) -> Counts:
 
 
 def scattered() -> list[bytes]:
-    """Takes memory of every small size, more or less of each by chance, so that no two runs have objects at the same
-    addresses. It is free again when the caller clears the list."""
+    """Leaves free memory of every small size in pieces, in an order by chance, so that no two runs have objects at the same
+    addresses, in any folder. What is between the pieces is free again when the caller clears the list."""
     chance = random.SystemRandom()
-    return [bytes(size) for size in range(0, 480, 16) for _ in range(chance.randrange(200))]
+    pieces = [bytes(size) for size in range(0, 480, 16) for _ in range(400 + chance.randrange(200))]
+    chance.shuffle(pieces)
+    del pieces[len(pieces) // 2 :]
+    return pieces
 
 
 def counters_of(case: Case) -> Iterator[str]:
