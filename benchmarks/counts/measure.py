@@ -63,7 +63,7 @@ async def _counted(case: Case, counter: Counter, sockets: bool) -> Counts:
 
 def scattered() -> list[bytes]:
     """Leaves free memory of every small size in pieces, in an order by chance, so that no two runs have objects at the same
-    addresses, in any folder. What is between the pieces is free again when the caller clears the list."""
+    addresses, in any folder. Clear the list to free the rest too."""
     chance = random.SystemRandom()
     pieces = [bytes(size) for size in range(0, 480, 16) for _ in range(400 + chance.randrange(200))]
     chance.shuffle(pieces)
