@@ -117,7 +117,7 @@ class Outbound:
         least 1."""
         turn = self.turn
         turn.left = left = turn.left - SENT
-        # The path of most messages: it reads the clock for every second one.
+        # The path of most messages: it reads the clock for every fourth one.
         if self.bytes_out + n < self.room_left and (left in BETWEEN or (left and self.owner.clock() <= turn.ends)):
             return True
         if left in BETWEEN or not turn.due(n):

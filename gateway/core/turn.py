@@ -14,8 +14,9 @@ SENT = 2
 """Units of a turn that each sent message takes."""
 TURN_UNITS = 34 * SENT
 """The units of a turn: for one message that has waited for room, then 32 that need not."""
-BETWEEN = frozenset((TURN_UNITS - SENT, *range(2 * SENT, TURN_UNITS, 2 * SENT)))
-"""Numbers of units left at which the clock is not read: it is read for every second message."""
+BETWEEN = frozenset(range(SENT, TURN_UNITS, SENT)) - {TURN_UNITS - 3 * SENT, *range(SENT, TURN_UNITS - 3 * SENT, 4 * SENT)}
+"""Numbers of units left at which the clock is not read: it is read for the third message, the fifth, and every fourth from
+there on. So a turn of equal steps lasts for three of them, or for about twice its time, at most."""
 TURN_SECONDS = 0.001  # a model whose steps are slow must not take 32 of them in one turn
 PAST = float("-inf")
 """The end of a turn that is over."""
