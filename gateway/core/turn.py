@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 SENT = 2
 """Units of a turn that each sent message takes."""
-TURN_UNITS = 34 * SENT
-"""The units of a turn: for one message that has waited for room, then 32 that need not."""
+TURN_UNITS = 66 * SENT
+"""The units of a turn: for one message that has waited for room, then 64 that need not."""
 BETWEEN = frozenset(range(SENT, TURN_UNITS, SENT)) - {TURN_UNITS - 3 * SENT, *range(SENT, TURN_UNITS - 3 * SENT, 4 * SENT)}
 """Numbers of units left at which the clock is not read: it is read for the third message, the fifth, and every fourth from
 there on. So a turn of equal steps lasts for three of them, or for about twice its time, at most."""
-TURN_SECONDS = 0.001  # a model whose steps are slow must not take 32 of them in one turn
+TURN_SECONDS = 0.001  # a model whose steps are slow must not take 64 of them in one turn
 PAST = float("-inf")
 """The end of a turn that is over."""
 _RECEIVED = 64  # messages
@@ -57,7 +57,7 @@ _NOBODY = _Nobody()
 
 @final
 class Turn:
-    """The turn of one task: 32 messages sent, 64 received, `limits.checkpoint_bytes` of both, or a millisecond.
+    """The turn of one task: 64 messages sent, 64 received, `limits.checkpoint_bytes` of both, or a millisecond.
 
     Thanks to turns, a model that never waits still meets its cancellation and lets others run, at the price of one
     checkpoint a turn. A new turn begins whenever others have run. The runner sees each wait of its task, so a model that

@@ -145,7 +145,7 @@ SAID = [
     ("explanation/backpressure.md", "but {} KiB are each stream's own", 16, lambda: connection.SHARE / KiB),
     ("explanation/backpressure.md", "at most {} KiB each", 16, lambda: connection.LARGEST_DATA / KiB),
     ("explanation/backpressure.md", "{} MiB while a mebibyte", 1, lambda: transport._BULK / MiB),
-    ("explanation/backpressure.md", "after {} messages", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
+    ("explanation/backpressure.md", "after {} messages", 64, lambda: turn.TURN_UNITS // turn.SENT - 2),
     ("explanation/backpressure.md", "fewer than `ahead` ({})", 4, lambda: rolling.AHEAD),
     (
         "explanation/backpressure.md",
@@ -156,7 +156,7 @@ SAID = [
     ("explanation/backpressure.md", "(`limits.party_share`, {} percent)", 12, lambda: CONFIG.limits.party_share),
     ("explanation/backpressure.md", "Above {} (`limits.memory_reset`)", 90, lambda: CONFIG.limits.memory_reset),
     ("explanation/backpressure.md", "`read_ahead` of its options, {} KiB", 256, lambda: ContainerLimits().read_ahead / KiB),
-    ("explanation/cancellation.md", "after {} messages sent", 32, lambda: turn.TURN_UNITS // turn.SENT - 2),
+    ("explanation/cancellation.md", "after {} messages sent", 64, lambda: turn.TURN_UNITS // turn.SENT - 2),
     ("explanation/cancellation.md", "sent, {} received", 64, lambda: turn._RECEIVED),
     ("explanation/cancellation.md", "Close 1001, within {} seconds", 5, lambda: drain._GRACE),
     ("explanation/cancellation.md", "then {} seconds for threads", 5, lambda: worker._SHUTDOWN_SECONDS),
