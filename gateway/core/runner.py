@@ -31,6 +31,7 @@ import math
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, final
 
@@ -77,6 +78,7 @@ def close_left_open(task: trio.lowlevel.Task, innermost: Any) -> None:
 
 # -- the tasks -----------------------------------------------------------------------------------------------------------
 
+_NAME = f"{__name__}.Runner._run"
 _MOST_IDLE = 256  # tasks that wait for work; more than that end
 _MOST_HANDED_OUT = 64  # exchanges, at most, that get tasks of their own after exchanges of the leader have waited
 _LEAST_GIVEN = 4  # tasks that may start together, at least, however long others have to wait for them
@@ -103,7 +105,7 @@ class HasTurns(Protocol):
 class RunnerTask:
     """One task, the exchange it has, and the scope around its work."""
 
-    __slots__ = ("cancel_status", "context", "exchange", "leads", "scope", "since", "spoilt", "task", "turn")
+    __slots__ = ("cancel_status", "exchange", "leads", "scope", "since", "spoilt", "task", "turn")
 
     def __init__(self, exchange: Exchange | None) -> None:
         self.exchange = exchange
@@ -112,7 +114,6 @@ class RunnerTask:
         self.spoilt = False
         self.task = trio.lowlevel.current_task()
         self.turn = Turn(self.task)
-        self.context = self.task.context.copy()
         self.scope: trio.CancelScope
 
     def entered(self) -> None:
@@ -186,7 +187,7 @@ class Runner:
         self._now = trio.lowlevel.current_clock().current_time
         self._context = contextvars.copy_context()
         if readiness is not None:
-            nursery.start_soon(self._run, None)
+            self._start(None)
 
     @property
     def resting(self) -> set[trio.lowlevel.Task]:
@@ -213,8 +214,13 @@ class Runner:
             place.leads = exchange is None
             trio.lowlevel.reschedule(place.task)
         else:
-            # In our context: the task outlives this call, which may come from an embedder's own context.
-            self._context.run(self._nursery.start_soon, self._run, exchange)
+            self._start(exchange)
+
+    def _start(self, exchange: Exchange | None) -> None:
+        """Starts a task that has the exchange; None: that leads."""
+        # In our context: the task outlives this call, which may come from an embedder's own context. The name is one object
+        # for all tasks: Trio would make one for each.
+        self._context.run(partial(self._nursery.start_soon, self._run, exchange, name=_NAME))
 
     async def _run(self, exchange: Exchange | None) -> None:
         place = RunnerTask(exchange)
@@ -311,7 +317,7 @@ class Runner:
                 place.exchange = exchange
                 exchange.begin(scope, turn, at)
                 error = None
-                task.context = place.context.copy()  # with variables of its own
+                task.context = self._context.copy()  # with variables of its own
                 try:
                     work = work_of(exchange)
                     waits: Any = task.context.run(work.send, None)
@@ -501,7 +507,7 @@ class Runner:
             self._idle.remove(place)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        place.task.context = place.context.copy()  # from the next step on: models must not see each other's variables
+        place.task.context = self._context.copy()  # from the next step on: models must not see each other's variables
         place.turn.end()
         self._idle.append(place)
         await trio.lowlevel.wait_task_rescheduled(abort)
