@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, final
 
+import msgspec
 import trio
 
 from gateway.errors import SlowUpload
@@ -14,18 +15,17 @@ if TYPE_CHECKING:
 
 
 @final
-class TimeLimits:
+class TimeLimits(msgspec.Struct, gc=False):
     """The deadline of one exchange, with the seconds and the name of the limit that set it, and the silence it may have."""
 
-    __slots__ = ("_ceiling", "allowed", "allowed_by", "deadline", "silence")
-
-    def __init__(self) -> None:
-        self.allowed = self.deadline = math.inf
-        """`allowed`: seconds. `deadline`: the time on Trio's clock. Both are infinite if there is no limit."""
-        self.allowed_by = ""
-        self.silence: tuple[float, str] | None = None
-        """Seconds for which neither side need move a byte, and the name of that limit; None if there is none."""
-        self._ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
+    allowed: float = math.inf
+    """Seconds; infinite if there is no limit."""
+    deadline: float = math.inf
+    """On Trio's clock; infinite if there is no limit."""
+    allowed_by: str = ""
+    silence: tuple[float, str] | None = None
+    """Seconds for which neither side need move a byte, and the name of that limit; None if there is none."""
+    _ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
 
     def limit_time(self, seconds: float, name: str, said: float | None = None) -> None:
         """Sets the deadline to `seconds` from now. It replaces earlier ones, except that of `limit_call`. `said`: the

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
+import msgspec
+
 SLOT, INPUT, ROOM = 1, 2, 4
 """The waits of an exchange's tasks: for a slot of the model, for the client to send, for the client to read."""
 
@@ -11,7 +13,7 @@ _OVER = 8
 
 
 @final
-class Waits:
+class Waits(msgspec.Struct, gc=False):
     """The waits of one exchange's tasks, until its ending.
 
     Made when a task first waits: an exchange whose tasks never wait has none. Several tasks may wait at once. That time
@@ -19,15 +21,17 @@ class Waits:
     a model that has something to send.
     """
 
-    __slots__ = ("_began", "_since", "_what", "ended_at", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds = [0.0] * (ROOM + 1)
-        """Seconds of each wait, indexed by `SLOT`, `INPUT`, `ROOM`."""
-        self.ended_at: float | None = None
-        """When the ending was decided, if that was before the exchange's task was done with it."""
-        self._what, self._since = 0, 0.0
-        self._began = 0.0  # when `what` last changed
+    slot: float = 0.0
+    """Seconds of waiting for a slot, without the wait that goes on."""
+    input: float = 0.0
+    """The same for the client to send."""
+    room: float = 0.0
+    """The same for the client to read."""
+    ended_at: float | None = None
+    """When the ending was decided, if that was before the exchange's task was done with it."""
+    _what: int = 0
+    _since: float = 0.0
+    _began: float = 0.0  # when `what` last changed
 
     @property
     def what(self) -> int:
@@ -49,7 +53,12 @@ class Waits:
             self._what = 0
             spent = now - self._since
             if spent > 0:
-                self.seconds[what] += spent
+                if what == INPUT:
+                    self.input += spent
+                elif what == ROOM:
+                    self.room += spent
+                else:
+                    self.slot += spent
         elif self._what != _OVER:
             self._change(self._what & ~what, now)
 
@@ -75,15 +84,13 @@ class Waits:
         if self.what != before:
             self._began = now
 
-    def so_far(self, now: float) -> list[float]:
-        """Returns `seconds` with the current wait included, and changes nothing."""
-        seconds, what, spent = self.seconds.copy(), self.what, now - self._since
-        if what and spent > 0:
-            seconds[what] += spent
-        return seconds
+    def so_far(self, now: float) -> tuple[float, float, float]:
+        """Returns `slot`, `input` and `room` with the current wait included, and changes nothing."""
+        what, spent = self.what, max(now - self._since, 0.0)
+        slot, input, room = (spent if what == one else 0.0 for one in (SLOT, INPUT, ROOM))
+        return self.slot + slot, self.input + input, self.room + room
 
     def _count(self, now: float) -> None:
-        spent, what = now - self._since, self._what
-        if what and spent > 0:
+        if self._what and now > self._since:
+            self.slot, self.input, self.room = self.so_far(now)
             self._since = now
-            self.seconds[self.what] += spent

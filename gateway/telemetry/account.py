@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import msgspec
 
-from gateway.core.waits import INPUT, ROOM, SLOT
 from gateway.errors import Ending
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 PARTS = ("begin", "slot", "input", "room", "flush", "model")
 """Parts of an Account: together they are its wall time."""
 
-_NONE = [0.0] * (ROOM + 1)
+_NONE = (0.0, 0.0, 0.0)
 _UNSAID = (Ending.CANCELLED, Ending.LOST)
 
 
@@ -82,7 +80,7 @@ def account_of(exchange: Exchange) -> Account:
         items_out = 1
     if first_at is None and outbound.bytes_out and ending not in _UNSAID:
         first_at = ended  # it left whole
-    seconds = _NONE if waits is None else waits.seconds
+    seconds = _NONE if waits is None else (waits.slot, waits.input, waits.room)
     return _account(exchange, ended, left, seconds, items_out, first_at, getattr(exchange, "stopped_by", ""))
 
 
@@ -90,7 +88,7 @@ def _account(
     exchange: Exchange,
     ended: float,
     left: float,
-    seconds: Sequence[float],
+    seconds: tuple[float, float, float],
     items_out: int,
     first_at: float | None,
     stopped_by: str,
@@ -98,7 +96,7 @@ def _account(
     began, bytes_in = exchange.started_at, exchange.bytes_in
     # If the server ended the exchange or the client left before its turn came, there was nothing but its begin.
     begin = min(getattr(exchange, "began_at", left), left) - began
-    slot, input, room = seconds[SLOT], seconds[INPUT], seconds[ROOM]
+    slot, input, room = seconds
     wall, flush = ended - began, ended - left
     if exchange.wire.name == "websocket":
         items_in = 0 if exchange.inbound is None else exchange.inbound.received

@@ -80,8 +80,7 @@ class LiveLook:
         waits = exchange.waits
         if waits is None:
             return
-        seconds = waits.so_far(exchange.owner.clock())
-        input, room = seconds[INPUT], seconds[ROOM]
+        _, input, room = waits.so_far(exchange.owner.clock())
         if not input and not room:
             return
         address, _ = split_port(peer_of(exchange))

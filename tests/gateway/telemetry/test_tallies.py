@@ -140,17 +140,17 @@ async def test_what_was_counted_under_one_name_stays_there_when_the_model_is_kno
         assert counted == {"": len(b"part"), "echo": len(b"longer")}
 
 
-@pytest.mark.parametrize("what", [SLOT, INPUT, ROOM])
-def test_a_wait_that_goes_on_counts_so_far_and_is_not_changed_by_who_asks(what: int) -> None:
+@pytest.mark.parametrize(("what", "at"), [(SLOT, 0), (INPUT, 1), (ROOM, 2)])
+def test_a_wait_that_goes_on_counts_so_far_and_is_not_changed_by_who_asks(what: int, at: int) -> None:
     waits = Waits()
     waits.begin(what, 10.0)
-    assert waits.so_far(12.5)[what] == waits.so_far(12.5)[what] == 2.5
-    assert waits.so_far(9.0)[what] == 0.0
+    assert waits.so_far(12.5)[at] == waits.so_far(12.5)[at] == sum(waits.so_far(12.5)) == 2.5
+    assert waits.so_far(9.0)[at] == 0.0
     waits.over(what, 13.0)
-    assert waits.so_far(20.0)[what] == waits.seconds[what] == 3.0
+    assert waits.so_far(20.0)[at] == (waits.slot, waits.input, waits.room)[at] == sum(waits.so_far(20.0)) == 3.0
     waits.begin(what, 20.0)
     waits.end(21.0)
-    assert waits.so_far(30.0)[what] == 4.0
+    assert waits.so_far(30.0)[at] == sum(waits.so_far(30.0)) == 4.0
 
 
 def test_the_parts_are_those_of_an_account() -> None:
