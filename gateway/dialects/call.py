@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 from urllib.parse import parse_qsl
+
+import msgspec
 
 from gateway.core.exchange import Exchange
 from gateway.credentials import Door, chosen_protocol
@@ -18,6 +19,8 @@ from protocols.floods import QUERY_MEMBERS
 from protocols.grpc.metadata import decode_metadata
 
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
+Parameters: TypeAlias = Mapping[str, Any] | Callable[[Exchange], Mapping[str, Any]]
+"""The parameters of a call, or the function that makes them."""
 
 
 def session_of(
@@ -27,13 +30,30 @@ def session_of(
     *,
     query: str | None = None,
     path: str = "",
-    parameters: Mapping[str, Any] = NO_PARAMETERS,
+    parameters: Parameters = NO_PARAMETERS,
 ) -> Session[Any, Any]:
     """The session that a model is called with, inside its slot: the channel, the call's metadata and its deadline. Without
-    `query` and `path`, the session has the request's own."""
-    session = Session(channel, partial(call_of, exchange, worker, query, path, parameters))
+    `query` and `path`, the session has the request's own. `parameters` may be a function, which is called once the model
+    reads the call."""
+    session = Session(channel, _CallOf(exchange, worker, query, path, parameters))
     session.deadline = exchange.deadline
     return session
+
+
+@final
+class _CallOf(msgspec.Struct, frozen=True):
+    """`call_of` with its arguments. A partial would take three times the memory, for as long as the session lasts."""
+
+    exchange: Exchange
+    worker: Worker
+    query: str | None
+    path: str
+    parameters: Parameters
+
+    def __call__(self) -> Call:
+        exchange, parameters = self.exchange, self.parameters
+        made = parameters(exchange) if callable(parameters) else parameters
+        return call_of(exchange, self.worker, self.query, self.path, made)
 
 
 def call_of(

@@ -39,7 +39,6 @@ from gateway.errors import (
 )
 from gateway.workers.worker import Worker
 from models.messages import Family, Part, PartKind, Prompt
-from models.session import Channel
 from protocols import lmi
 from protocols.aws import bidi, eventstream
 from protocols.aws.bidi import Form
@@ -150,22 +149,22 @@ class BidiDialect:
         """The container's WebSocket: a frame for each part, byte for byte."""
         worker = self._worker(exchange, name)
         exchange.model = worker.name
-        try:
-            headers = accepted_handshake(exchange, worker.spec.subprotocols)
-            end = handshake.end_of_input(exchange.request.headers)
+        try:  # no names for these values: the frame would keep them for as long as the session lasts
+            channel = _FrameChannel(
+                exchange,
+                accepted_handshake(exchange, worker.spec.subprotocols),
+                handshake.end_of_input(exchange.request.headers),
+            )
         except RemoteProtocolError as e:
             exchange.outbound.respond(e.status, handshake.refusal_headers(e), str(e).encode(), ending=Ending.REFUSED)
             return
         self._limit_wait(exchange)
         with await worker.slots.take(exchange):
-            channel = _FrameChannel(exchange, headers, end)
-            del headers  # it would be kept for as long as the session lasts
             exchange.fail = channel.fail
             self._limit(exchange, worker)
             if not worker.spec.accepts:
                 channel.accept()
-            parameters = {"invocation_path": exchange.path[1:].decode("latin-1")}
-            session = session_of(exchange, worker, channel, parameters=parameters)
+            session = session_of(exchange, worker, channel, parameters=_invocation_path)
             await worker.call(session, exchange, Family.PARTS, self._read_prompt(exchange, worker))
         channel.accept()
         exchange.outbound.finish()
@@ -448,14 +447,20 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     exchange.outbound.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
 
 
+def _invocation_path(exchange: Exchange) -> dict[str, str]:
+    return {"invocation_path": exchange.path[1:].decode("latin-1")}
+
+
 @final
-class _FrameChannel(Channel[Part, Part]):
+class _FrameChannel:
     """The channel of a WebSocket: a frame for each part. Opcode and FIN carry kind and last; a continuation has no kind.
 
     If the client's handshake names a text for the end of its input, a message of that text is the end, not a part.
     """
 
     complete = False  # its model says by its return that there is no more
+
+    __slots__ = ("_continuing", "_end", "_ended", "_exchange", "_handshake", "_inbound", "_kind", "_outbound")
 
     def __init__(self, exchange: Exchange, accepted: Headers, end: bytes | None) -> None:
         self._exchange, self._inbound, self._outbound, self._end = exchange, exchange.open_inbound(), exchange.outbound, end
