@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any, TypeAlias
 from urllib.parse import unquote_plus
 
@@ -19,7 +19,7 @@ _SCALES = {
     "": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-_DURATIONS = {"": Decimal(1), "ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": Decimal(3600)}
+_DURATIONS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "min": Fraction(60), "h": Fraction(3600)}
 SIZE_UNITS, DURATION_UNITS = tuple(_SCALES), tuple(_DURATIONS)
 """In lower case, though the case of their letters says nothing; the empty one is meant without."""
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
@@ -27,8 +27,8 @@ _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
 
 def parse_size(text: str) -> int:
     """Bytes from "65536", "64 KiB" (1024) or "64 kB" (1000); ValueError for anything else, and for part of a byte."""
-    scaled = _scaled(text, {unit: Decimal(scale) for unit, scale in _SCALES.items()})
-    if scaled != int(scaled):
+    scaled = _scaled(text, {unit: Fraction(scale) for unit, scale in _SCALES.items()})
+    if scaled.denominator != 1:
         raise ValueError("not a whole number of bytes")
     return int(scaled)
 
@@ -38,12 +38,12 @@ def parse_duration(text: str) -> float:
     return float(_scaled(text, _DURATIONS))
 
 
-def _scaled(text: str, scales: Mapping[str, Decimal]) -> Decimal:
+def _scaled(text: str, scales: Mapping[str, Fraction]) -> Fraction:
     match = _QUANTITY.fullmatch(text.strip())
     scale = scales.get(match[2].lower()) if match else None
     if match is None or scale is None:
         raise ValueError("not a number with a unit")
-    return Decimal(match[1]) * scale
+    return Fraction(match[1]) * scale  # a Decimal would leave its context in that of every task
 
 
 def written_size(size: int) -> str:

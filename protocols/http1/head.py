@@ -40,7 +40,7 @@ _NOT_TO_SEND = (b"host", b"transfer-encoding", b"keep-alive", b"proxy-connection
 
 
 class _Lower(dict[bytes, bytes]):
-    """Names of fields in lower case. Those that many clients send are one object for all heads."""
+    """Names of fields and protocols in lower case. Those that many clients send are one object for all heads."""
 
     def __missing__(self, name: bytes) -> bytes:
         return name.lower()
@@ -52,10 +52,12 @@ _lower = _Lower(
         b"accept accept-encoding accept-language authorization cache-control connection content-encoding content-length "
         b"content-type cookie date expect host inference-header-content-length keep-alive origin pragma referer "
         b"sec-websocket-extensions sec-websocket-key sec-websocket-protocol sec-websocket-version te traceparent "
-        b"transfer-encoding upgrade user-agent x-api-key x-forwarded-for x-forwarded-proto x-request-id".split()
+        b"transfer-encoding upgrade user-agent x-api-key x-forwarded-for x-forwarded-proto x-request-id websocket".split()
     )
     for name in (lower, lower.title(), lower.title().replace(b"Websocket", b"WebSocket"))
 ).__getitem__
+
+_METHODS = {method: method for method in b"DELETE GET HEAD OPTIONS PATCH POST PUT".split()}  # one object for all heads
 
 # RFC 9110 section 6.5.1: framing, routing, request modifiers, authentication, content processing.
 FORBIDDEN_TRAILERS = frozenset(
@@ -194,12 +196,12 @@ def read_request(head: bytes, *, max_fields: int, scheme: bytes) -> RequestHead:
     connection = _tokens(special.get(b"connection", ()))
     has_body = bool(length or chunked)
     request = Head(
-        method=method,
+        method=_METHODS.get(method, method),
         target=target,
         headers=tuple(fields.headers),
         authority=_authority(special.get(b"host", ()), named, modern),
         scheme=scheme,
-        version=version,
+        version=b"1.1" if modern else b"1.0",  # one object for all heads
         content_length=length,
         # RFC 9110 section 10.1.1: an HTTP/1.0 client cannot expect, and neither can a request without a body
         expects_continue=modern and b"expect" in special and _expects_continue(special[b"expect"]) and has_body,
@@ -478,7 +480,7 @@ def _expects_continue(values: list[bytes]) -> bool:
 def _upgrade(special: dict[bytes, list[bytes]]) -> bytes:
     """The one protocol asked for, else empty. A choice of several is an offer that may be ignored (RFC 9110 section 7.8)."""
     values = _tokens(special.get(b"upgrade", ()))
-    return values[0] if len(values) == 1 and is_protocol(values[0]) else b""
+    return _lower(values[0]) if len(values) == 1 and is_protocol(values[0]) else b""
 
 
 def _unparsed(head: bytes, modern: bool, error: Exception) -> RemoteProtocolError:
