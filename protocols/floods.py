@@ -6,6 +6,7 @@ a table of allowances, and each connection a policy that compares the counts wit
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ class FloodCounts(Protocol):
     each `BYTES`."""
 
 
+NEVER = sys.maxsize
+"""A count that no connection reaches."""
 BYTES = 16_384
 """Bytes of a byte-counting kind that raise `FloodCounts.total` by 1; a part of them also raises it by 1."""
 
@@ -101,13 +104,13 @@ class Allowance(Generic[C]):
 
 @final
 class Allowances(Generic[C]):
-    """The table of allowances of one wire."""
+    """The table of allowances of one wire. An empty one allows everything."""
 
     __slots__ = ("due", "rows")
 
     def __init__(self, rows: Iterable[Allowance[C]]) -> None:
         self.rows = tuple(rows)
-        self.due = 1 + min(_frames(row, row.burst, 0) for row in self.rows)
+        self.due = min((1 + _frames(row, row.burst, 0) for row in self.rows), default=NEVER)
         """While its `FloodCounts.total` is below this, no connection can have used up an allowance."""
 
     def __iter__(self) -> Iterator[Allowance[C]]:
@@ -164,7 +167,7 @@ class FloodPolicy(Generic[C]):
         quiet = max(0.0, self._quiet_until - self._asked)
         elapsed = max(0.0, now - max(self._quiet_until, self._asked))
         purses: list[float] = []
-        left: int | None = None
+        due = NEVER
         for number, row in enumerate(rows):
             counted, seen, in_hand, earned = before[4 * number : 4 * number + 4] if before else (0, 0, row.burst, 0)
             count = row.count(counters)
@@ -180,11 +183,10 @@ class FloodPolicy(Generic[C]):
             if row.most_earned is not None:
                 earned = min(earned, row.most_earned)
             purses += (count, earns, in_hand, earned)
-            frames = _frames(row, in_hand + earned, longest)
-            left = frames if left is None or frames < left else left
+            due = min(due, counters.total + _frames(row, in_hand + earned, longest) + 1)
         self._purses, self._seen = array("d", purses), counters.total
         self._asked = self._quiet_until = max(now, self._asked)
-        self.due = counters.total + (left or 0) + 1
+        self.due = due
         return None
 
 

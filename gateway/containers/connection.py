@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
@@ -37,9 +38,9 @@ from protocols.events import Buffer, Data, End, Head, Headers, Request, Response
 from protocols.http1.connection import HTTP1Connection
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
+from protocols.websocket.frames import FrameMemory
 from protocols.websocket.handshake import check_response, end_of_input, offered_end_of_input, request_headers
 
-Allocate: TypeAlias = Callable[[int], memoryview | None]
 """Returns the memory for one large frame; None if there is none."""
 
 Dial: TypeAlias = Callable[[], Awaitable[Transport]]
@@ -299,14 +300,13 @@ class Container:
         target: bytes,
         headers: Headers,
         within: Within,
-        allocate: Allocate,
-        pay: Callable[[int], bool],
+        memory: FrameMemory,
         subprotocols: Sequence[bytes] = (),
     ) -> tuple[WebSocketConnection, Response, bytes | None]:
         """Upgrades a connection to a WebSocket, and offers `subprotocols`. Returns the WebSocket, the head of the answer,
         and the text that stands for the end of the input, if the container names one
-        (`protocols.websocket.handshake.END_OF_INPUT`). Large frames are received into memory of `allocate` while `pay`
-        allows it. NoAnswer if there was no valid answer; ModelError with the container's status and text if it refused."""
+        (`protocols.websocket.handshake.END_OF_INPUT`). Large frames are received into `memory`. NoAnswer if there was no
+        valid answer; ModelError with the container's status and text if it refused."""
         peer, key = client.http1(transport), secrets.token_bytes(16)
         offered = offered_end_of_input(secrets.token_bytes(16))
         answer = await self.ask(
@@ -319,9 +319,8 @@ class Container:
             end = end_of_input(answer.headers)
         except RemoteProtocolError as e:
             raise NoAnswer(f"the container broke the WebSocket handshake: {e}") from e
-        machine = WebSocketConnection(
-            Role.CLIENT, self._websocket_limits, mask=lambda: secrets.token_bytes(4), allocate=allocate, pay=pay
-        )
+        mask = partial(secrets.token_bytes, 4)
+        machine = WebSocketConnection(Role.CLIENT, self._websocket_limits, mask=mask, memory=memory)
         assert isinstance(peer.machine, HTTP1Connection)
         machine.receive_data(peer.machine.switch())
         return machine, answer, end

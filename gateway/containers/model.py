@@ -202,7 +202,7 @@ class Bridge:
             async with container.connect(within) as transport:
                 holding = Holding(getattr(session.channel, "budget", None))
                 machine, answer, end = await container.upgrade(
-                    transport, target, headers, within, holding.allocate, holding.pay_landing, offered_protocols(fields)
+                    transport, target, headers, within, holding, offered_protocols(fields)
                 )
                 _reply(session.reply, answer, (*_IN_REPLY, _SUBPROTOCOL))
                 session.accept()

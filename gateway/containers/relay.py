@@ -25,6 +25,7 @@ from protocols.events import NEED_DATA, Close, ConnectionEnd, Frame, Opcode, Pin
 from protocols.floods import FloodPolicy
 from protocols.websocket.connection import WebSocketConnection
 from protocols.websocket.floods import WEBSOCKET_FLOODS
+from protocols.websocket.frames import FrameMemory
 
 log = logging.getLogger("gateway.bridge")
 
@@ -46,7 +47,7 @@ _REMEDY = "let it say Close when it has answered, or name its end of input in X-
 
 
 @final
-class Holding:
+class Holding(FrameMemory):
     """The bytes that one session's relay holds. They are paid from the byte budget before memory is taken. Without a budget,
     as in a session without an exchange, there is no limit."""
 

@@ -1,65 +1,31 @@
-"""The flood guard of one connection, and the effects of a flood on every wire: its exchanges, log line and counts."""
+"""The allowances by the settings, and the effects of a flood on every wire: its exchanges, log line and counts."""
 
 from __future__ import annotations
 
 import functools
-import sys
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.core.connection import tell
 from gateway.core.linger import Parting
 from gateway.errors import Closing, Ending
-from protocols.floods import Allowances, Flood, FloodCounts, FloodPolicy
+from protocols.floods import Allowances, Flood, FloodCounts
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection
 
 C = TypeVar("C", bound=FloodCounts)
-NEVER = sys.maxsize
 GOODBYE = 0.1
 """Seconds for sending the last bytes to a peer whose input is no longer read."""
 
 
 @functools.lru_cache(maxsize=8)
-def allowances_of(table: Allowances[C], settings: Any, refused_burst: int = 0) -> Allowances[C] | None:
-    """Returns the table with the bursts and rates of a section of the settings, one object for all connections. None if the
-    section is not enabled. `refused_burst` replaces a setting of 0."""
+def allowances_of(table: Allowances[C], settings: Any, refused_burst: int = 0) -> Allowances[C]:
+    """Returns the table with the bursts and rates of a section of the settings, one object for all connections. It is empty
+    if the section is not enabled. `refused_burst` replaces a setting of 0."""
     if not settings.enabled:
-        return None
+        return Allowances(())
     said = {f"{row.kind}_{what}": getattr(settings, f"{row.kind}_{what}") for row in table for what in ("burst", "rate")}
     return table.with_limits(said | ({"refused_burst": refused_burst} if said.get("refused_burst") == 0 else {}))
-
-
-@final
-class FloodGuard(Generic[C]):
-    """Checks whether the peer of one connection floods it."""
-
-    __slots__ = ("_connection", "_policy", "due")
-
-    def __init__(self, connection: Connection, allowances: Allowances[C] | None) -> None:
-        """`allowances`: None allows everything."""
-        self._connection = connection
-        self._policy = None if allowances is None else FloodPolicy(allowances, connection.clock())
-        self.due = NEVER if self._policy is None else self._policy.due
-        """While the machine's `FloodCounts.total` is below this, `judge` need not be called."""
-
-    def judge(self, counters: C) -> Flood | None:
-        """Returns the flood; None if the counts are allowed."""
-        policy = self._policy
-        if policy is None:
-            return None
-        flood = policy.judge(counters, self._connection.clock())
-        self.due = policy.due
-        return flood
-
-    def tick(self, counters: C, now: float) -> Flood | None:
-        """Does what `judge` does; called about once a second."""
-        policy = self._policy
-        if policy is None:
-            return None
-        flood = policy.tick(counters, now)
-        self.due = policy.due
-        return flood
 
 
 def end_exchanges(connection: Connection, closing: Closing) -> int:

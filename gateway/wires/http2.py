@@ -18,7 +18,7 @@ from gateway.core.linger import Parting
 from gateway.core.memory import no_bytes
 from gateway.core.server import allows_request
 from gateway.errors import Closing, Ending, SlowReader
-from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
+from gateway.wires.floods import GOODBYE, allowances_of, end_exchanges, report
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import (
     NEED_DATA,
@@ -37,7 +37,7 @@ from protocols.events import (
     Response,
     Sent,
 )
-from protocols.floods import Flood
+from protocols.floods import Flood, FloodPolicy
 from protocols.grpc.heads import trailers_only
 from protocols.grpc.metadata import is_grpc
 from protocols.grpc.status import StatusCode
@@ -86,7 +86,7 @@ class HTTP2Wire:
             now=now,
         )
         self._counters = self._machine.counters
-        self._floods = FloodGuard(connection, allowances_of(HTTP2_FLOODS, config.floods, 2 * config.streams))
+        self._floods = FloodPolicy(allowances_of(HTTP2_FLOODS, config.floods, 2 * config.streams), now)
         # `_counted`: true once this connection is counted as one that the server ended.
         self._failed = self._gone = self._written = self._counted = False
         self._parting = False  # the GOAWAY leaves with the next answer that ends
@@ -175,7 +175,8 @@ class HTTP2Wire:
         """True if the peer floods the connection, which this has ended."""
         if self._gone or self._failed:
             return False
-        return self._verdict(self._floods.judge(self._machine.flood_counters(self._connection.completed)))
+        connection = self._connection
+        return self._verdict(self._floods.judge(self._machine.flood_counters(connection.completed), connection.clock()))
 
     def _verdict(self, flood: Flood | None) -> bool:
         if flood is None:

@@ -13,13 +13,14 @@ from gateway.core.exchange import Exchange
 from gateway.core.inbound import PIECE
 from gateway.core.time_limits import Pace
 from gateway.errors import Closing, Ending, SlowUpload
-from gateway.wires.floods import GOODBYE, FloodGuard, allowances_of, end_exchanges, report
+from gateway.wires.floods import GOODBYE, allowances_of, end_exchanges, report
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Frame, Headers, Opcode, Ping, Pong, Sent
-from protocols.floods import Flood
+from protocols.floods import Flood, FloodPolicy
 from protocols.roles import Role
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
 from protocols.websocket.floods import WEBSOCKET_FLOODS, FrameCounters
+from protocols.websocket.frames import FrameMemory
 
 if TYPE_CHECKING:
     from gateway.core.connection import Connection, ConnectionWire
@@ -38,7 +39,7 @@ def _limits_of(part: int, send_buffer: int, check_utf8: bool) -> WebSocketLimits
 
 
 @final
-class WebSocketWire:
+class WebSocketWire(FrameMemory):
     """Serves a connection whose upgrade was accepted.
 
     A Close of the client, like its FIN, means that it leaves: the model is cancelled and the Close is answered. The
@@ -47,7 +48,7 @@ class WebSocketWire:
     """
 
     __slots__ = (  # to save memory: there may be many silent sessions
-        "_before", "_choked", "_closing_since", "_config", "_connection", "_counters", "_ended_at", "_exchange", "_failed",
+        "_before", "_choked", "_closing_since", "_config", "_connection", "_ended_at", "_exchange", "_failed",
         "_floods", "_gone", "_inbound", "_large", "_left", "_machine", "_pace", "_ping_at", "_pong_due",
     )  # fmt: skip
     name = "websocket"
@@ -61,26 +62,28 @@ class WebSocketWire:
         self._machine = WebSocketConnection(
             Role.SERVER,
             _limits_of(self._config.part, connection.limits.send_buffer, self._config.check_utf8),
-            allocate=connection.server.frame_memory,
-            pay=self._pay,
+            memory=self,
         )
         self._pace: Pace | None = None  # how fast a frame under way arrives
-        self._counters = self._machine.counters
-        self._floods = FloodGuard(connection, allowances_of(WEBSOCKET_FLOODS, self._config.floods))
+        self._ping_at = now = connection.clock()
+        self._floods = FloodPolicy(allowances_of(WEBSOCKET_FLOODS, self._config.floods), now)
         self._gone = False
         self._failed = False
         self._choked = False  # takes no input: while Pongs wait, or for good
         self._ended_at: float | None = None  # when we ended it because of what the peer does
         self._closing_since: float | None = None
-        self._ping_at = connection.clock()
         self._left = 0  # `bytes_out` of the answer when all of them had left
         self._pong_due: float | None = None
+        connection.routed = None  # no further request comes
         unread = machine.switch()
         if unread:
             self._machine.receive_data(unread)
         connection.output_ready()
 
-    def _pay(self, n: int) -> bool:
+    def allocate(self, n: int) -> memoryview | None:
+        return self._connection.server.frame_memory(n)
+
+    def pay_landing(self, n: int) -> bool:
         if not self._exchange.account.try_reserve(n):
             return False
         self._large += n
@@ -117,10 +120,10 @@ class WebSocketWire:
         if self._failed:
             return True
         done = self._hand_on(at_most, until)
-        return (self._counters.total >= self._floods.due and self._judge()) or done
+        return (self._machine.counters.total >= self._floods.due and self._judge()) or done
 
     def _hand_on(self, at_most: int, until: float) -> bool:
-        exchange, inbound, now = self._exchange, self._inbound, self._connection.last_received
+        inbound, now = self._inbound, self._connection.last_received
         next_event = self._machine.next_event
         while at_most > 0:
             for _ in range(min(at_most, EVENTS_A_LOOK)):
@@ -136,11 +139,11 @@ class WebSocketWire:
                     self._connection.output_ready()  # for the machine's answer, or because it is over
                     match event:
                         case Close():
-                            if exchange.outbound.finishing is None:
-                                exchange.peer_gone(Ending.CANCELLED)
+                            if self._exchange.outbound.finishing is None:
+                                self._exchange.peer_gone(Ending.CANCELLED)
                         case ConnectionEnd():
                             self._gone = True
-                            if exchange.outbound.finishing is None:
+                            if self._exchange.outbound.finishing is None:
                                 self._connection.lost(Ending.CANCELLED)
                             return True
                         case Pong():
@@ -157,7 +160,7 @@ class WebSocketWire:
         """True if the peer floods the connection, which this has ended."""
         if self._gone or self._failed:
             return False
-        return self._verdict(self._floods.judge(self._counted()))
+        return self._verdict(self._floods.judge(self._counted(), self._connection.clock()))
 
     def _counted(self) -> FrameCounters:
         inbound = self._inbound
@@ -330,7 +333,7 @@ class WebSocketWire:
             self._pace = None
             return None
         self._pace = pace = self._pace or Pace()
-        which = self._exchange.arrived_at, self._counters.control, self._pong_due
+        which = self._exchange.arrived_at, machine.counters.control, self._pong_due
         return pace.look(which, under_way, now, connection.last_received, connection.limits)
 
     @property

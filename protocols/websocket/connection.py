@@ -36,13 +36,14 @@ from protocols.websocket.control import (
     read_control,
     rekeyed,
 )
-from protocols.websocket.floods import TINY, FrameCounters
+from protocols.websocket.floods import NOTHING_COUNTED, TINY, FrameCounters
 from protocols.websocket.frames import (
     CONTINUING,
     FIN,
     LARGE,
     MASKED,
     OPENING,
+    FrameMemory,
     Landing,
     NextBytes,
     Run,
@@ -64,10 +65,9 @@ __all__ = ["LARGE", "Received", "WebSocketConnection", "WebSocketLimits"]
 _CONTINUATION = Opcode.CONTINUATION
 _OPCODES = (Opcode.CONTINUATION, Opcode.TEXT, Opcode.BINARY)
 _END = ConnectionEnd()
-
-
-def _has_room(n: int) -> bool:
-    return True
+_SMALL = LARGE - 1
+_NO_RUN: Run = []  # never changed
+_UNBOUNDED = FrameMemory()
 
 
 Received: TypeAlias = FrameEvent | ConnectionEnd | Signal
@@ -86,9 +86,9 @@ class WebSocketConnection(FrameQueue):
     code is in the output, unless our own Close was sent before.
 
     `mask` returns four unpredictable bytes for each frame that a client sends (RFC 6455 section 5.3); a client must have it.
-    `allocate` is called once for the memory of each frame of LARGE bytes or more, after the limits. It should take address
-    space alone. If it returns None, the connection ends with code 1009. `pay` is called to pay for that memory in steps, as
-    the bytes arrive. If it returns False, the connection ends with code 1013.
+    `memory` is asked once to allocate memory for each frame of LARGE bytes or more, after the limits. If it has none, the
+    connection ends with code 1009. It is asked to pay for that memory in steps, as the bytes arrive. If it refuses, the
+    connection ends with code 1013.
 
     With `payload_path=False`, data frames go through wsproto too (`WsprotoPath`): the same events, errors and bytes at many
     times the cost, and with payloads copied into the queue. This is also the way if wsproto does not behave as the payload
@@ -96,9 +96,9 @@ class WebSocketConnection(FrameQueue):
     """
 
     __slots__ = (
-        "_allocate", "_at", "_control", "_credited", "_eof", "_error", "_inbox", "_landing", "_legal", "_library", "_mask",
-        "_masked", "_message", "_most", "_pay", "_pongs_due", "_read", "_ready", "_sending_message", "_sends_plain",
-        "_straight", "close_code", "close_received", "counters", "limits", "received", "role",
+        "_at", "_control", "_credited", "_eof", "_error", "_inbox", "_landing", "_legal", "_library", "_mask", "_masked",
+        "_memory", "_message", "_most", "_pongs_due", "_read", "_ready", "_sending_message", "_sends_plain", "_straight",
+        "close_code", "close_received", "counters", "limits", "received", "role",
     )  # fmt: skip
 
     def __init__(
@@ -107,8 +107,7 @@ class WebSocketConnection(FrameQueue):
         limits: WebSocketLimits = DEFAULT_LIMITS,
         *,
         mask: Callable[[], bytes] | None = None,
-        allocate: Callable[[int], bytearray | memoryview | None] = bytearray,
-        pay: Callable[[int], bool] = _has_room,
+        memory: FrameMemory = _UNBOUNDED,
         payload_path: bool = True,
     ) -> None:
         if role is Role.CLIENT and mask is None:
@@ -123,12 +122,13 @@ class WebSocketConnection(FrameQueue):
         self.received = 0
         """Payload bytes given out in Frames."""
         self._credited = 0
-        self.counters = FrameCounters()
+        self.counters = NOTHING_COUNTED
+        """Counts for a `FloodPolicy`: its own from the first frame on that counts."""
         self._pongs_due = 0
 
         self._masked = role is Role.SERVER
         self._mask = mask if role is Role.CLIENT else None
-        self._allocate, self._pay = allocate, pay
+        self._memory = memory
         library: WsprotoPath | None = None
         control: Control | WsprotoPath | None = control_frames().get(role) if payload_path else None
         if control is None:
@@ -140,16 +140,16 @@ class WebSocketConnection(FrameQueue):
         # A bytes object while one read holds whole frames; a bytearray once more had to be appended.
         self._inbox: bytes | bytearray = b""
         self._at = 0
-        self._ready: Run = []
+        self._ready: Run = _NO_RUN
         """Frames decoded ahead, because they came together. Their bytes are unread until they are given out."""
         self._read = read_masked if role is Role.SERVER else read_clear
         self._legal = OPENING
         plain = library is None and not limits.check_utf8 and limits.message is limits.fragments is None
-        self._most = min(limits.part, LARGE - 1) if plain else -1
+        self._most = min(limits.part, _SMALL) if plain else -1
         self._straight = plain
         """True if data frames of at most `_most` bytes need no check beyond their bytes."""
         self._landing: Landing | None = None
-        self._message = IncomingMessage(limits, library)
+        self._message: IncomingMessage | None = None  # made for the first frame that needs a check
 
         self._sending_message = False
         self._sends_plain = library is None and self._mask is None
@@ -179,10 +179,9 @@ class WebSocketConnection(FrameQueue):
         self.receive_eof()
         self._landing = None
         self._consume(len(self._inbox))
-        self._ready.clear()
+        self._ready, self._rest = _NO_RUN, ()
         self._outbox.clear()
-        self._rest.clear()
-        self._pay = _has_room  # the callback may refer to this machine: a cycle
+        self._memory = _UNBOUNDED  # the other may refer to this machine: a cycle
 
     def receive_eof(self) -> None:
         """Tells that the peer closed its side of the transport. Earlier input must still be taken."""
@@ -257,7 +256,7 @@ class WebSocketConnection(FrameQueue):
         """Counts a frame that does not end its message."""
         n = len(frame.data)
         if n < TINY:
-            counters = self.counters
+            counters = self._own_counters()
             counters.total += 1
             if not n:
                 counters.hollow += 1
@@ -271,8 +270,14 @@ class WebSocketConnection(FrameQueue):
     def flood_counters(self, frames: int) -> FrameCounters:
         """The counters for a `FloodPolicy`. `frames` is the number of data frames in both directions, which the driver
         knows."""
-        self.counters.frames = frames
-        self.counters.payload = self.received
+        counters = self.counters
+        if counters is not NOTHING_COUNTED:
+            counters.frames, counters.payload = frames, self.received
+        return counters
+
+    def _own_counters(self) -> FrameCounters:
+        if self.counters is NOTHING_COUNTED:
+            self.counters = FrameCounters()
         return self.counters
 
     def _next_unusual(self) -> Received:
@@ -300,7 +305,10 @@ class WebSocketConnection(FrameQueue):
         length, start = header
         first = inbox[at]
         opcode, fin = _OPCODES[first & 3], first >= FIN
-        self._message.check(opcode, fin, length, due=self._legal is CONTINUING)
+        message = self._message
+        if message is None:
+            message = self._message = IncomingMessage(self.limits, library)
+        message.check(opcode, fin, length, due=self._legal is CONTINUING)
         if length >= LARGE:
             return self._start_landing(opcode, fin, length, start)
         end = start + length
@@ -316,7 +324,7 @@ class WebSocketConnection(FrameQueue):
         return self._frame(opcode, fin, payload)
 
     def _start_landing(self, opcode: Opcode, fin: bool, length: int, start: int) -> Received:
-        memory = self._allocate(length)
+        memory = self._memory.allocate(length)
         if memory is None:
             raise Violation(CloseReason.MESSAGE_TOO_BIG, f"a frame of {length} bytes never fits (limits.total_bytes)")
         header = self._inbox[self._at : start]
@@ -332,7 +340,7 @@ class WebSocketConnection(FrameQueue):
         n = min(self.unread, landing.missing)
         arrived = landing.filled + n
         if arrived >= landing.paid and arrived and (due := ahead(arrived, len(landing.buffer)) - landing.paid):
-            if not self._pay(due):
+            if not self._memory.pay_landing(due):
                 length = len(landing.buffer)
                 raise Violation(CloseReason.TRY_AGAIN_LATER, f"no memory for a frame of {length} bytes (limits.total_bytes)")
             landing.paid += due
@@ -347,6 +355,7 @@ class WebSocketConnection(FrameQueue):
         return self._frame(landing.opcode, landing.fin, landing.buffer)
 
     def _frame(self, opcode: Opcode, fin: bool, payload: bytes | bytearray | memoryview) -> Frame:
+        assert self._message is not None, "it has checked this frame"
         self._message.add(opcode, fin, payload)
         self._legal = OPENING if fin else CONTINUING
         frame = Frame(opcode=opcode, fin=fin, data=payload)
@@ -395,8 +404,9 @@ class WebSocketConnection(FrameQueue):
         return RemoteProtocolError(f"WebSocket: {violation.reason}", wire_code=int(violation.code))
 
     def _count_control(self) -> None:
-        self.counters.control += 1
-        self.counters.total += 1
+        counters = self._own_counters()
+        counters.control += 1
+        counters.total += 1
 
     def give_up(self, code: int, reason: str) -> None:
         """Ends the connection over behaviour that the protocol allows. A Close follows the frame that is partly written,
@@ -404,7 +414,7 @@ class WebSocketConnection(FrameQueue):
         RemoteProtocolError."""
         if self._error is None and not self.close_received:
             self.drop_waiting()
-            self._ready.clear()
+            self._ready = _NO_RUN
             self._error = self._broken(Violation(code, reason))
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
+
+import msgspec
 
 from protocols.floods import Allowance, Allowances
 
@@ -12,8 +13,7 @@ TINY = 16
 
 
 @final
-@dataclass(slots=True)
-class FrameCounters:
+class FrameCounters(msgspec.Struct, gc=False):
     """The input since the connection began. The machine counts it, except for numbers that its driver has."""
 
     total: int = 0
@@ -29,6 +29,9 @@ class FrameCounters:
     frames: int = 0
     """Data frames in both directions; the driver sets it."""
 
+
+NOTHING_COUNTED = FrameCounters()
+"""Those of each connection until something counts; never changed."""
 
 WEBSOCKET_FLOODS: Allowances[FrameCounters] = Allowances(
     (

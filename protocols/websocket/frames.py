@@ -215,6 +215,20 @@ def flat(buffer: Buffer) -> Buffer:
     return buffer.cast("B") if buffer.c_contiguous and buffer.nbytes else buffer.tobytes()
 
 
+class FrameMemory:
+    """The memory of large frames. This one is without bounds: drivers with bounds have their own."""
+
+    __slots__ = ()
+
+    def allocate(self, n: int) -> bytearray | memoryview | None:
+        """Returns the memory of a frame of n bytes, which should take address space alone. None: it can never be had."""
+        return bytearray(n)
+
+    def pay_landing(self, n: int) -> bool:
+        """Pays for n more bytes of that memory, which are about to be filled. False: it cannot be had now."""
+        return True
+
+
 class Landing:
     """A large frame while it arrives. Its payload is received into `buffer` and unmasked there; there is no other copy."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -24,9 +24,9 @@ class FrameQueue:
     def __init__(self) -> None:
         # Frames in pieces, not handed out; then the pieces, last one first, of the frame that is partly handed out.
         self._outbox: list[tuple[Buffer, ...]] = []
-        self._rest: list[Buffer] = []
+        self._rest: Sequence[Buffer] = ()
         self._large = False
-        self._pongs: list[bytes] = []
+        self._pongs: list[bytes] | tuple[()] = ()
         self._queued = 0
         self._given = 0
         self.close_sent = False
@@ -41,7 +41,10 @@ class FrameQueue:
     def _push_pong(self, frame: bytes) -> None:
         """Queues a Pong. Each Ping has its own, although RFC 6455 section 5.5.3 requires one for the latest only: a peer may
         measure times with them. The reader of the transport must bound their number."""
-        self._pongs.append(frame)
+        if self._pongs:
+            self._pongs.append(frame)
+        else:
+            self._pongs = [frame]
         self._queued += len(frame)
 
     def _push_close(self, frame: bytes) -> None:
@@ -51,7 +54,7 @@ class FrameQueue:
     def drop_waiting(self) -> None:
         """Drops the frames of which no byte has been handed out."""
         self._outbox.clear()
-        self._pongs.clear()
+        self._pongs = ()
         self._queued = self._given + sum(map(len, self._rest))
 
     def data_to_send(self, at_most: int = 65536) -> list[Buffer]:
@@ -77,12 +80,12 @@ class FrameQueue:
     def _cut(self, at_most: int) -> list[Buffer]:
         """The first pieces to write. The last one is cut so that they have at most `at_most` bytes."""
         pieces: list[Buffer] = []
-        rest, begun = self._rest, 0
+        rest, begun = [*self._rest], 0
         while (left := at_most - self._given) > 0:
             if not rest:
                 if self._pongs:
                     rest.extend(reversed(self._pongs))
-                    self._pongs.clear()
+                    self._pongs = ()
                 elif begun < len(self._outbox):
                     rest.extend(reversed(self._outbox[begun]))
                     begun += 1
@@ -96,6 +99,7 @@ class FrameQueue:
             self._given += len(piece)
             pieces.append(piece)
         del self._outbox[:begun]
+        self._rest = rest or ()
         return pieces
 
     def data_sent(self) -> Sent:

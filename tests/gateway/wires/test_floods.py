@@ -13,8 +13,9 @@ import trio
 from gateway.config import Config, HTTP2Config, LimitsConfig, WebSocketConfig
 from gateway.config.tree import HTTP2FloodsConfig, WebSocketFloodsConfig
 from gateway.errors import Closing
-from gateway.wires.floods import NEVER, allowances_of
+from gateway.wires.floods import allowances_of
 from models.session import Session
+from protocols.floods import NEVER
 from protocols.http2.floods import HTTP2_FLOODS
 from protocols.http2.frames import Kind
 from protocols.websocket.floods import WEBSOCKET_FLOODS
@@ -235,8 +236,10 @@ def test_settings_are_those_of_the_tables() -> None:
         assert {f"{row.kind}_{what}" for row in table for what in ("burst", "rate")} | {"enabled"} == {
             *section.__dataclass_fields__
         }
-        assert allowances_of(table, replace(section, enabled=False)) is None
-    (refused,) = [row for row in allowances_of(HTTP2_FLOODS, HTTP2FloodsConfig(), 14) or () if row.kind == "refused"]
+        disabled: Any = allowances_of(table, replace(section, enabled=False))
+        assert not [*disabled]
+        assert disabled.due == NEVER
+    (refused,) = [row for row in allowances_of(HTTP2_FLOODS, HTTP2FloodsConfig(), 14) if row.kind == "refused"]
     assert refused.burst == 14
     assert NEVER > 2**60
 

@@ -12,6 +12,7 @@ from protocols.events import NEED_DATA, Close, ConnectionEnd, Frame, Opcode, Pin
 from protocols.roles import Role
 from protocols.websocket.connection import LARGE, Received, WebSocketConnection, WebSocketLimits
 from protocols.websocket.frames import MASKED, mask, write_header
+from tests.protocols.websocket.websocket_paths import Memory
 
 TEXT, BINARY, CONTINUATION = Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION
 KEY = b"\x37\xfa\x21\x3d"
@@ -286,20 +287,20 @@ def test_a_part_of_the_limit_passes_and_one_byte_more_does_not() -> None:
 
 def test_no_memory_is_taken_for_a_part_above_the_limit() -> None:
     asked: list[int] = []
-    machine = WebSocketConnection(Role.SERVER, allocate=asked.append)
+    machine = WebSocketConnection(Role.SERVER, memory=Memory(allocate=asked.append))
     assert violation(machine, write_header(0x82, 2**62, MASKED) + KEY) == 1009
     assert asked == []
 
 
 def test_memory_that_can_never_be_had_ends_the_connection_with_1009() -> None:
-    machine = WebSocketConnection(Role.SERVER, allocate=lambda n: None)
+    machine = WebSocketConnection(Role.SERVER, memory=Memory(allocate=lambda n: None))
     machine.receive_data(from_client(0x82, bytes(LARGE - 1)))
     assert len(pull(machine)) == 1
     assert violation(machine, write_header(0x82, LARGE, MASKED) + KEY) == 1009
 
 
 def test_memory_that_is_refused_ends_the_connection_with_1013_and_not_before_a_byte_needs_it() -> None:
-    machine = WebSocketConnection(Role.SERVER, pay=lambda n: False)
+    machine = WebSocketConnection(Role.SERVER, memory=Memory(pay=lambda n: False))
     machine.receive_data(write_header(0x82, LARGE, MASKED) + KEY)
     assert machine.next_event() is NEED_DATA
     assert violation(machine, b"x") == 1013
@@ -313,7 +314,7 @@ def test_a_large_frame_is_paid_for_as_it_arrives(size: int) -> None:
         paid.append(n)
         return True
 
-    machine = WebSocketConnection(Role.SERVER, pay=pay)
+    machine = WebSocketConnection(Role.SERVER, memory=Memory(pay=pay))
     machine.receive_data(write_header(0x82, size, MASKED) + KEY)
     assert machine.next_event() is NEED_DATA
     assert (paid, machine.get_buffer()) == ([], None), "what is only announced takes nothing"
@@ -704,7 +705,7 @@ def test_a_large_frame_is_received_into_the_memory_it_is_given_out_in() -> None:
         memory.append(bytearray(n))
         return memory[-1]
 
-    machine = WebSocketConnection(Role.SERVER, allocate=allocate)
+    machine = WebSocketConnection(Role.SERVER, memory=Memory(allocate=allocate))
     payload = bytes(i * 31 & 0xFF for i in range(3 * LARGE + 5))
     wire = memoryview(from_client(0x02, payload) + from_client(0x80, b"end"))
     assert machine.get_buffer() is None

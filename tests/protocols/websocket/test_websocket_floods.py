@@ -90,8 +90,8 @@ def test_pings_and_pongs_that_answer_nothing_are_control(payload_path: bool) -> 
 @both_paths
 def test_frames_without_payload_that_end_nothing_are_hollow_and_small_ones_are_a_row(payload_path: bool) -> None:
     driver = Driver(payload_path=payload_path)
-    counters = driver.machine.counters
     driver.says(begins(b""), goes_on(b""), goes_on(b"x" * 15), goes_on(b"", fin=True))
+    counters = driver.machine.counters
     assert (counters.hollow, counters.row, counters.longest_row) == (2, 3, 3)
     driver.says(begins(b"x" * 15), goes_on(b"x" * 16), goes_on(b"x"), goes_on(b"", fin=True), masked(0x82, b""))
     assert (counters.hollow, counters.row, counters.longest_row) == (2, 1, 3)
@@ -101,6 +101,15 @@ def test_frames_without_payload_that_end_nothing_are_hollow_and_small_ones_are_a
     assert counters.row == 2, "a Ping in between ends no row"
     assert driver.machine.flood_counters(7).payload == 15 + 15 + 16 + 1 + 1 + 1
     assert counters.frames == 7
+
+
+@both_paths
+def test_what_one_connection_counts_is_not_counted_for_another(payload_path: bool) -> None:
+    one, other = Driver(payload_path=payload_path), Driver(payload_path=payload_path)
+    assert one.machine.flood_counters(7) == other.machine.flood_counters(8) == FrameCounters()
+    one.says(PING, begins(b""))
+    assert one.machine.flood_counters(9) == FrameCounters(total=2, control=1, hollow=1, row=1, longest_row=1, frames=9)
+    assert other.machine.flood_counters(8) == FrameCounters()
 
 
 @both_paths

@@ -12,7 +12,7 @@ from protocols.errors import ProtocolError
 from protocols.events import NEED_DATA, Buffer, Close, ConnectionEnd, Opcode, Ping
 from protocols.roles import Role
 from protocols.websocket.connection import LARGE, WebSocketConnection, WebSocketLimits
-from protocols.websocket.frames import MASKED, mask, write_header
+from protocols.websocket.frames import MASKED, FrameMemory, mask, write_header
 
 LENGTHS = [0, 1, 2, 5, 125, 126, 127, 399, 400, 401, 1024, 4095, 4096]
 LONG = [16384, LARGE - 1, LARGE, LARGE + 3]
@@ -27,6 +27,17 @@ LIMITS = {
 }
 
 
+class Memory(FrameMemory):
+    """The memory of large frames by these functions."""
+
+    def __init__(
+        self,
+        allocate: Callable[[int], bytearray | None] = bytearray,
+        pay: Callable[[int], bool] = lambda n: True,
+    ) -> None:
+        self.allocate, self.pay_landing = allocate, pay  # type: ignore[method-assign]
+
+
 def paths(rng: random.Random, role: Role) -> tuple[WebSocketConnection, WebSocketConnection]:
     """The machine on its own path and on wsproto's, alike in all else."""
     # most without limits that need a look at each frame: that is how a gateway runs it, and the fastest path
@@ -38,7 +49,7 @@ def paths(rng: random.Random, role: Role) -> tuple[WebSocketConnection, WebSocke
         keys = itertools.count(0x01020304, 0x11111)
         source = (lambda: (next(keys) & 0xFFFFFFFF).to_bytes(4, "big")) if role is Role.CLIENT else None
         allocate: Callable[[int], bytearray | None] = (lambda n: None) if refusing else bytearray
-        return WebSocketConnection(role, limits, mask=source, allocate=allocate, payload_path=payload_path)
+        return WebSocketConnection(role, limits, mask=source, memory=Memory(allocate), payload_path=payload_path)
 
     return machine(True), machine(False)
 
