@@ -138,8 +138,11 @@ class Inbound:
             await turn.renew()
         while not (taking := self._taking):
             if self._arrived:
-                self._taking, self._arrived = self._arrived, _NOTHING
-                self._taking.reverse()
+                taking, self._arrived = self._arrived, _NOTHING
+                if len(taking) > 1:
+                    taking.reverse()
+                    self._taking = taking
+                break
             elif self.input_ended:
                 turn.received -= 1
                 return None

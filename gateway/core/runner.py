@@ -520,13 +520,17 @@ def resumed(work: Coroutine[Any, Any, T], trap: Any, turn: Turn) -> Generator[An
     value: Any
     while True:
         try:
-            value, step = (yield trap), work.send
+            value = yield trap
         except BaseException as e:
             value, step = e, work.throw
+        else:
+            step = work.send
         turn.begin()
         try:
             trap = step(value)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         finally:
-            value = None  # the traceback of a raised outcome refers to this frame: a cycle would keep the model's memory
+            # The traceback of a raised outcome refers to this frame: a cycle would keep the model's memory. And the next
+            # wait may be long.
+            del value, step
