@@ -406,6 +406,12 @@ class _Incremental(Reader):
         )
 
 
+@lru_cache(maxsize=8)
+def _limits_of(max_part: int, max_headers: int, max_fields: int) -> Limits:
+    """One object for all streams."""
+    return Limits(message=max_part + ENVELOPE_OVERHEAD, headers=max_headers, fields=max_fields)
+
+
 @final
 class PartDecoder(_Incremental):
     """Reads the body of a request: events in signed envelopes, as the SDKs send them, or bare.
@@ -434,7 +440,7 @@ class PartDecoder(_Incremental):
         max_fields: int = MAX_FIELDS,
         verify: Verify | None = None,
     ) -> None:
-        super().__init__(Limits(message=max_part + ENVELOPE_OVERHEAD, headers=max_headers, fields=max_fields))
+        super().__init__(_limits_of(max_part, max_headers, max_fields))
         self._max_part = max_part
         self._verify = verify
         # Up to this size `next_part` opens an envelope itself. 0 if a block of `_HEADS` could break a limit.
