@@ -79,9 +79,9 @@ class Exchange:
     deadline: float
     """The deadline by `time_limits`, on Trio's clock; infinite if there is none."""
     words: Callable[[Exchange, GatewayError], None] | None
-    """Answers an error before the head, in its dialect's format: commits and finishes the exchange."""
+    """Answers an error in its dialect's format: commits and finishes the exchange."""
     fail: Callable[[GatewayError], None] | None
-    """Answers an error in an answer that has begun; takes precedence over `words`."""
+    """Does the same, for a dialect that needs more than the exchange for it; takes precedence."""
     reply: dict[str, str] | None
     """Header fields that the model wants in the head of its answer, by lower-case name."""
     priority: int

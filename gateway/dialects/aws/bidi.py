@@ -160,7 +160,7 @@ class BidiDialect:
             return
         self._limit_wait(exchange)
         with await worker.slots.take(exchange):
-            exchange.fail = channel.fail
+            exchange.words = _end_frames
             self._limit(exchange, worker)
             if not worker.spec.accepts:
                 channel.accept()
@@ -447,6 +447,14 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
     exchange.outbound.respond(status, [h for h in named if h[0] != b"content-length"], body, ending=error.ending)
 
 
+def _end_frames(exchange: Exchange, error: GatewayError) -> None:
+    """Answers an HTTP status before the handshake's answer, and a Close after it."""
+    if exchange.outbound.status:
+        close(exchange, error)
+    else:
+        exchange.answer_plain_error(error)
+
+
 def _invocation_path(exchange: Exchange) -> dict[str, str]:
     return {"invocation_path": exchange.path[1:].decode("latin-1")}
 
@@ -519,10 +527,3 @@ class _FrameChannel:
         opcode = _CONTINUATION if self._continuing else _OPCODE[message.kind]
         outbound.push_frame(opcode, message.last, data)
         self._continuing = not message.last
-
-    def fail(self, error: GatewayError) -> None:
-        """Answers an HTTP status before the handshake's answer, and a Close after it."""
-        if self._outbound.status:
-            close(self._exchange, error)
-        else:
-            self._exchange.answer_plain_error(error)

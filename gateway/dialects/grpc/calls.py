@@ -243,7 +243,7 @@ def _second() -> GatewayError:
 
 def start_stream(exchange: Exchange) -> None:
     """Begins an answer of many messages. From now on an error is written after them, as the status of the trailers."""
-    exchange.fail = partial(fail, exchange)
+    exchange.words = fail
     exchange.outbound.start(200, _HEAD, trailers=True)
 
 

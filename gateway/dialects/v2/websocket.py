@@ -82,7 +82,7 @@ class SessionDialect:
             if config.idle_timeout:
                 exchange.limit_silence(config.idle_timeout, "bidi.idle_timeout")
             channel = _SessionChannel(self._calls, exchange, worker, slot)
-            exchange.fail = channel.fail
+            exchange.words = close
             exchange.outbound.start(101, accepted)
             while not await channel.call():
                 pass
@@ -271,7 +271,3 @@ class _SessionChannel:
             self._outbound.push_frame(opcode, True, *buffers)
         finally:
             self._speaking.release()
-
-    def fail(self, error: GatewayError) -> None:
-        """Ends the session with a Close, whose code says whose fault it was."""
-        close(self._exchange, error)
