@@ -41,8 +41,6 @@ from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
 from protocols.websocket.frames import FrameMemory
 from protocols.websocket.handshake import check_response, end_of_input, offered_end_of_input, request_headers
 
-"""Returns the memory for one large frame; None if there is none."""
-
 Dial: TypeAlias = Callable[[], Awaitable[Transport]]
 """Opens a connection to the container. Raises OSError or TransportLost. If it is cancelled, nothing stays open."""
 

@@ -1,7 +1,8 @@
 """The WebSocket machine, in either role."""
 
 from protocols.websocket.connection import WebSocketConnection, WebSocketLimits
+from protocols.websocket.frames import FrameMemory
 
 __all__ = [
-    "WebSocketConnection", "WebSocketLimits",
+    "FrameMemory", "WebSocketConnection", "WebSocketLimits",
 ]  # fmt: skip
