@@ -410,6 +410,7 @@ class Gateway:
         shrink(self.server.connections)
         shrink(self.observer.live)
         shrink(self.acceptor.arriving)
+        self.acceptor.handshakes.rest()
         self.server.runner.rest()
         self.server.pool.rest()
         for worker in self.supervisor.workers.values():

@@ -11,7 +11,7 @@ import contextlib
 import ssl
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import trio
@@ -24,9 +24,12 @@ from protocols.floods import HANDSHAKE_RECORDS, TLS_FLOODS, FloodPolicy, RecordC
 _CHUNK = 65536
 _RECORD = 16384
 _HEADER = 5  # bytes of a record before its own
+_BEGINS = b"\x16\x03"  # a record of the handshake, and the first byte of its version
+_HELLO = 2048  # bytes of the first record, at most, that are waited for: with keys of ML-KEM it has some 1,800
 _AT_ONCE = 16  # records that OpenSSL gets in one go: as many KeyUpdates cost some 0.4 ms
 _length = struct.Struct(">H").unpack_from
 _LAST_WORDS = 1.0  # seconds that a failed handshake waits for the client to leave
+_LEFT = "the peer left during the TLS handshake"
 _UNTRUSTED = "the client does not trust the server's certificate: it needs the CA's certificate"
 _CAUSES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has shown no certificate, and one is required (tls.client_ca)",
@@ -59,6 +62,30 @@ def _shared_scratch() -> memoryview:
 
 
 _shared_scratch()  # the thread that imports this runs the loop of most servers: it has its memory before the first client
+
+
+async def first_record(below: Transport, received: bytes = b"") -> bytes:
+    """Returns the first bytes of a client, for `TLSTransport`; `received` were read before. They are its whole first record,
+    or show that this is none or a long one. Until then the client costs these bytes, and no memory of OpenSSL's.
+    TransportLost if it leaves."""
+    while not _may_begin(received):
+        n = below.try_receive_into(_shared_scratch())
+        if n is None:
+            await below.wait_readable()
+        elif n == 0:
+            raise TransportLost(_LEFT)
+        else:
+            received += bytes(_shared_scratch()[:n])
+    return received
+
+
+def _may_begin(received: bytes) -> bool:
+    if not _BEGINS.startswith(received[: len(_BEGINS)]):
+        return True  # OpenSSL says what it is
+    if len(received) < _HEADER:
+        return False
+    end: int = _HEADER + _length(received, 3)[0]
+    return end <= len(received) or end > _HELLO
 
 
 @final
@@ -100,29 +127,44 @@ class TLSTransport:
         self.peer = below.peer
         self.alpn = ""
 
-    async def handshake(self) -> None:
-        """Completes the handshake. TransportLost if it fails or the peer leaves."""
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
+    async def handshake(self, answered: Callable[[], None] | None = None) -> None:
+        """Completes the handshake. TransportLost if it fails or the peer leaves. `answered` is called whenever there is an
+        answer for the peer, and then the peer is waited for."""
+        if self._rest:
+            self._give()  # before anybody else's turn, so that the peer has its answer at once
+        try:
+            while not self._shaken():
+                if answered is not None and self._outgoing.pending:
+                    answered()
                 await self._flush()
                 if self._pull():
                     if self._hollow > HANDSHAKE_RECORDS:
-                        raise TransportLost(f"more than {HANDSHAKE_RECORDS} records in a TLS handshake") from None
+                        raise TransportLost(f"more than {HANDSHAKE_RECORDS} records in a TLS handshake")
                     await trio.lowlevel.checkpoint()
                 else:
                     await self._below.wait_readable()
                     if not self._pull() and self._below_eof:
-                        raise TransportLost("the peer left during the TLS handshake") from None
-            except ssl.SSLError as e:
-                await self._say_why()
-                raise TransportLost(f"TLS handshake failed: {self._why(e)}") from e
-            else:
-                break
+                        raise TransportLost(_LEFT)
+        except ssl.SSLError as e:
+            await self._say_why()
+            raise TransportLost(f"TLS handshake failed: {self._why(e)}") from e
         await self._flush()
         self.alpn = self._tls.selected_alpn_protocol() or ""
         self._hollow, self._maybe_more = 0, True
+
+    def _shaken(self) -> bool:
+        """Goes on with the handshake. True if it is complete, False if it needs bytes of the peer."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:  # nobody waits in this block: its traceback keeps OpenSSL's objects
+            return False
+        return True
+
+    def abandon(self) -> None:
+        """Gives OpenSSL's memory back, if the handshake waits for bytes of the peer. The task that waits must be cancelled
+        at once; after that only `close` may be called."""
+        if not self.pending:
+            del self._tls, self._incoming, self._outgoing
 
     def peer_certificate(self) -> bytes:
         """Returns the peer's verified certificate, in DER; empty if the peer showed none or was not asked for one."""
@@ -306,6 +348,10 @@ class TLSTransport:
 
     def hung_up(self) -> bool:
         return self._below.hung_up()
+
+    def receivable(self) -> bool:
+        behind = self._ahead or self._maybe_more or self._below_eof or self._incoming.pending
+        return bool(behind) or self._below.receivable()
 
     def send_eof(self) -> None:
         with contextlib.suppress(ssl.SSLError):  # sends our close_notify; the peer's is not waited for

@@ -70,6 +70,10 @@ class Transport(Protocol):
         """True if the peer has closed or reset the connection. Reads nothing of the bytes sent before."""
         ...
 
+    def receivable(self) -> bool:
+        """True if something of the peer has arrived and is not received yet: bytes, its end, an error. Reads none of it."""
+        ...
+
     def send_eof(self) -> None:
         """Ends our direction in order, if the transport can."""
         ...
@@ -168,10 +172,14 @@ class SocketTransport:
             return None
 
     def hung_up(self) -> bool:
-        if self._closed:
-            return True
+        return self._closed or self._polled(select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
+
+    def receivable(self) -> bool:
+        return self._closed or self._polled(select.POLLIN)
+
+    def _polled(self, mask: int) -> bool:
         poll = select.poll()
-        poll.register(self._sock, select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
+        poll.register(self._sock, mask)
         return bool(poll.poll(0))
 
     def fileno(self) -> int:
@@ -243,7 +251,7 @@ class MemoryTransport:
         return len(data)
 
     async def wait_readable(self) -> None:
-        while not (self._inbox or self._eof or self._reset or self._closed):
+        while not self.receivable():
             await self._readable.wait()
 
     async def wait_writable(self) -> None:
@@ -256,6 +264,9 @@ class MemoryTransport:
 
     def hung_up(self) -> bool:
         return self._eof or self._reset or self._closed
+
+    def receivable(self) -> bool:
+        return bool(self._inbox) or self.hung_up()
 
     @property
     def deserted(self) -> bool:
@@ -372,6 +383,9 @@ class StreamTransport:
 
     def hung_up(self) -> bool:
         return self._closed or self._received == b""
+
+    def receivable(self) -> bool:
+        return self._closed or self._received is not None
 
     def send_eof(self) -> None:
         return

@@ -19,9 +19,9 @@ from gateway.net.listeners import Listener
 from gateway.net.proxies import TrustedProxies
 from gateway.net.readiness import Poller, WaitedTransport, Watchable
 from gateway.net.tls_reload import ServedCertificate
-from gateway.net.tls_transport import TLSTransport
 from gateway.net.transport import SocketTransport, Transport
 from gateway.serving.connection_table import ConnectionTable
+from gateway.serving.handshakes import Handshakes
 from gateway.serving.lobby import Lobby
 from gateway.serving.ports import Ports, open_ports
 from gateway.wires.asgi import ASGICall, Receive, Scope, Send, refuse_asgi
@@ -64,6 +64,7 @@ class Acceptor:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         known = None if descriptors == resource.RLIM_INFINITY else descriptors
         self.table = ConnectionTable(server, lambda: self.arriving, known)
+        self.handshakes = Handshakes(server)
         self.lobby = Lobby(self.table.spare, lambda: server.chance(), lambda *head: server.beside(*head))
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -285,13 +286,7 @@ class Acceptor:
                         proxies = await proxies.greeted(transport, greeting)
                         received = greeting.rest
                     if tls is not None:
-                        secure = TLSTransport(transport, tls, received=received)
-                        received = b""
-                        transport = secure
-                        with trio.move_on_after(limits.tls_handshake_timeout) as handshake:
-                            await secure.handshake()
-                        if handshake.cancelled_caught:
-                            raise TransportLost("the TLS handshake took too long (limits.tls_handshake_timeout)")
+                        transport, received = await self.handshakes.secured(transport, tls, received), b""
                     wire = await sniff(transport, received, secure=tls is not None, log_limits=self._server.log_limits)
                     return transport, *wire, proxies
                 finally:

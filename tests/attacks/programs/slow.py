@@ -24,7 +24,7 @@ does; the server looks once a second. Hundreds of connections are open at once, 
 cycle of 24 KiB, which waits for the collector."""
 _HEAD: Any = {**_SLOW, "settings": ("limits.head_timeout=2",)}
 _BODIES: Any = {**_SLOW, "settings": ("limits.body_silence=1",)}
-_TLS: Any = {**_SLOW, "settings": ("limits.tls_handshake_timeout=2",), "tls": True, "growth": 64}
+_TLS: Any = {**_SLOW, "settings": ("limits.tls_handshake_timeout=2",), "tls": True}
 _HEADS = 'everywire_ended_connections_total{reason="head-timeout"'
 
 

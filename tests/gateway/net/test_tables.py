@@ -129,3 +129,14 @@ async def test_a_model_gives_back_the_room_of_its_tables_of_callers() -> None:
         assert all(sys.getsizeof(table) < 16 * 1024 for table in tables)
         for table in tables:
             table.clear()
+
+
+async def test_the_acceptor_gives_back_the_room_of_its_table_of_handshakes() -> None:
+    async with memory_gateway() as memory:
+        handshakes: Any = memory.gateway.acceptor.handshakes
+        for n in range(CROWD):
+            handshakes._waiting[n] = None
+        for n in range(CROWD):
+            del handshakes._waiting[n]
+        memory.gateway.rest()
+        assert sys.getsizeof(handshakes._waiting) < 16 * 1024

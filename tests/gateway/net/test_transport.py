@@ -21,7 +21,7 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 from gateway.config import TLSConfig
 from gateway.errors import TransportLost
 from gateway.net.tls_context import client_context, development_certificate, server_context
-from gateway.net.tls_transport import TLSTransport
+from gateway.net.tls_transport import TLSTransport, first_record
 from gateway.net.transport import MemoryTransport, SocketTransport, StreamTransport, Transport, front, memory_pair
 
 # -- pairs of each kind ----------------------------------------------------------------------------------------------
@@ -292,6 +292,22 @@ async def test_nothing_there_would_block_and_changes_nothing(pair: Pair) -> None
         assert end.try_send([]) == 0
         assert not end.pending
         assert not end.hung_up()
+        assert not end.receivable()
+
+
+async def test_what_has_arrived_is_seen_before_it_is_read(pair: Pair) -> None:
+    while pair.b.try_receive_into(buffer()) is not None or pair.b.behind:
+        pass
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, pair.a, b"unread")
+        await pair.b.wait_readable()
+        assert pair.b.receivable()
+        assert await receive(pair.b, 6) == b"unread"
+    assert pair.b.try_receive_into(buffer()) is None
+    assert not pair.b.receivable()
+    await pair.leave(pair.a)
+    await pair.b.wait_readable()
+    assert pair.b.receivable()  # the end of the stream
 
 
 async def test_a_waiting_reader_wakes_when_bytes_come(pair: Pair) -> None:
@@ -396,6 +412,7 @@ async def test_a_closed_transport_is_lost_for_every_call_and_never_hangs(pair: P
             await pair.b.wait_writable()
         pair.b.send_eof()
         assert pair.b.hung_up()
+        assert pair.b.receivable()
 
 
 async def test_a_cancelled_task_can_close(pair: Pair) -> None:
@@ -779,6 +796,36 @@ async def test_a_certificate_for_another_name_is_refused(contexts: Contexts) -> 
 async def lost_or_done(transport: TLSTransport) -> None:
     with suppress(TransportLost):
         await transport.handshake()
+
+
+@pytest.mark.parametrize(
+    ("said", "enough"),
+    [
+        (b"\x16\x03\x01\x00\x05hello" + b"more", 10),
+        (b"\x16\x03\x01\x07\xfb" + bytes(3000), 2048),
+        (b"\x16\x03\x01\x07\xfc" + bytes(3000), 5),  # longer than usual: OpenSSL has the room for it
+        (b"\x16\x02\x01", 2),
+        (b"GET / HTTP/1.1\r\n\r\n", 1),
+    ],
+)
+async def test_a_client_has_its_tls_once_its_first_record_is_whole_or_cannot_be_waited_for(said: bytes, enough: int) -> None:
+    got: list[bytes] = []
+
+    async def read(below: MemoryTransport) -> None:
+        got.append(await first_record(below))
+
+    ours, theirs = memory_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, theirs)
+        ours.try_send([said[: enough - 1]])
+        await wait_all_tasks_blocked()
+        assert got == []
+        ours.try_send([said[enough - 1 :]])
+    assert got == [said]
+    assert await first_record(theirs, said) == said  # read before, behind a PROXY header
+    ours.close()
+    with pytest.raises(TransportLost, match="left during the TLS handshake"):
+        await first_record(theirs, said[: enough - 1])
 
 
 class Leaving:
