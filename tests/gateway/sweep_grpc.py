@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -86,15 +87,15 @@ async def _infer(line: HTTP2Line, talk: Talk, **how: Any) -> None:
     await ask(line, talk, replace(question, body=None), body, **how)
 
 
-async def _stream(line: HTTP2Line, talk: Talk, **how: Any) -> None:
-    """Several requests, the first of them of the talk's model; each in two pieces."""
+async def _stream(line: HTTP2Line, talk: Talk, *, pause: float = 0.0003, **how: Any) -> None:
+    """Several requests, the first of them of the talk's model; each in two pieces, after a pause."""
     sizes = {VICTIM: (600, 40, 700, 300, 20, 500), COMPANION: (30, 200)}.get(talk.name, (20, 40))
     models = [talk.model, *("n", "m", "n", "n", "m")][: len(sizes)]
     talk.strands, talk.calls = True, len(sizes)
 
     async def body() -> AsyncGenerator[Buffer, None]:
         for number, (model, size) in enumerate(zip(models, sizes, strict=True)):
-            await trio.sleep(0.0003)
+            await trio.sleep(pause)
             text = f"{talk.name}{number}.".encode().ljust(size, b".")
             talk.ask(text)
             message = questions.grpc_request({"x": np.frombuffer(text, np.uint8)}, model, id=str(number))
@@ -112,19 +113,22 @@ async def _stream(line: HTTP2Line, talk: Talk, **how: Any) -> None:
 
 # -- scenarios ---------------------------------------------------------------------------------------------------------
 
+_STREAMS: dict[str, Any] = {
+    "pace": 0.0011,
+    "model": double,
+    "family": Family.TENSOR,
+    "served": counted,
+    "memory": 2 * (_STREAM + 2 * 1200),
+    "without": frozenset(["raise"]),  # which ends a request there, and not the exchange
+}
+
 GRPC: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         over_http2("grpc", _infer, pace=0.0002, model=double, family=Family.TENSOR, memory=2 * (_STREAM + 6200 + 6200)),
-        over_http2(
-            "grpc-stream",
-            _stream,
-            pace=0.0011,
-            model=double,
-            family=Family.TENSOR,
-            served=counted,
-            memory=2 * (_STREAM + 2 * 1200),
-            without=frozenset(["raise"]),  # which ends a request there, and not the exchange
-        ),
+        over_http2("grpc-stream", _stream, **_STREAMS),
     )
 }
+
+SLOW = over_http2("grpc-stream-slow", partial(_stream, pause=0.004), **_STREAMS)
+"""A stream whose requests are answered, most of them, before the next one comes."""

@@ -44,6 +44,7 @@ from protocols.http2.connection import HTTP2Connection
 from protocols.http2.stream import Stream
 from tests.gateway.sweep import SCENARIOS, TARGETS, applies, followed_by, run_once, sweep
 from tests.gateway.sweep_batched import BATCHED
+from tests.gateway.sweep_grpc import SLOW
 from tests.gateway.sweep_processes import PROCESSES
 from tests.gateway.sweep_sagemaker import SAGEMAKER
 from tests.gateway.sweep_text import TEXT
@@ -157,6 +158,22 @@ def test_a_second_cancellation_close_behind_the_first_changes_nothing(
     swept = sweep(SCENARIOS[scenario], target, seed=0, driver=driver, steps=count(1, stride_of(scenario, first, driver)))
     assert not swept.failures
     assert swept.runs > 1
+
+
+@pytest.mark.parametrize("driver", READINESS)
+@pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if applies(SLOW, target)])
+def test_a_stream_of_grpc_that_rests_between_its_messages_keeps_every_promise(
+    target: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.dialects.grpc.stream._MOST_READY", 0)
+    monkeypatch.setattr("gateway.dialects.grpc.stream._QUIET", -1.0)
+    begun = count()
+    real = _Stream.serve
+    monkeypatch.setattr(_Stream, "serve", lambda stream: (next(begun), real(stream))[1])
+    stride = 61 if driver == DRIVERS[0] else 61 * SPARSER
+    swept = sweep(SLOW, TARGETS[target], seed=0, driver=driver, steps=count(1 + list(TARGETS).index(target), stride))
+    assert not swept.failures
+    assert next(begun) > 5 * swept.runs, "it has kept its tasks"
 
 
 @pytest.mark.sweep

@@ -4,6 +4,9 @@ One of the call's tasks leads, as one of the server's does (`gateway.core.runner
 each a request, and calls the model itself. If a request waits, it keeps its task, and another task leads. Requests to models
 with one response are answered, or refused, in the order in which they came; those to decoupled models as their models send.
 
+Before its first message a stream has no tasks of its own: the task of its exchange waits. Between two messages it keeps its
+tasks, but among many streams one that is quiet gives them up, and waits as before its first message: `_Crowd`.
+
 All requests share one answer. Each waits for its turn to write, and then for room in the stream's window: a client that does
 not read stops all its models. At most `v2.stream_requests` requests are under way; the client's window closes behind them.
 
@@ -12,6 +15,7 @@ An invalid request is answered by an error message, and the stream goes on. Byte
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -48,6 +52,9 @@ from protocols.v2.tensors import NO_PARAMETERS, V2Error, V2Tensor
 
 _TENSOR = Family.TENSOR
 _AS_STATUS = b"triton_grpc_error"
+_MOST_READY = 256  # streams that may keep their tasks while they are quiet
+_LOOKS = 4  # streams that are looked at together
+_QUIET = 0.25  # seconds after its last byte from which a stream is quiet
 _Names: TypeAlias = tuple[str, str, str]  # the model, version and id that a refusal names
 
 
@@ -58,6 +65,7 @@ class ModelStreamDialect:
     def __init__(self, calls: Calls, messages: InferMessages, at_once: int) -> None:
         """At most `at_once` requests of one stream are under way."""
         self._calls, self._messages, self._at_once = calls, messages, at_once
+        self._crowd = _Crowd()
 
     def rows(self) -> list[Row]:
         """Its one method."""
@@ -69,11 +77,12 @@ class ModelStreamDialect:
         request that fails ends the stream with its status."""
         self._calls.begin(exchange, call)
         incoming = Incoming(exchange, call, self._calls.limit)
-        first = await incoming.next()  # a stream that has said nothing has no tasks of its own
-        if first is not None:
-            stream = _Stream(exchange, incoming, first, self._messages, self._at_once)
+        ended = False
+        while not ended and (first := await incoming.next()) is not None:  # while it waits here, it has no tasks of its own
+            stream = _Stream(exchange, incoming, first, self._messages, self._crowd, self._at_once)
             del first  # the stream may outlive it
-            await stream.serve()
+            ended = await stream.serve()
+            del stream
         end_stream(exchange)
 
 
@@ -146,17 +155,57 @@ class _Task:
 
 
 @final
+class _Crowd:
+    """The streams that have tasks of their own.
+
+    They keep them between two messages: to begin and end tasks costs as much as a small request. But while there are more
+    than `_MOST_READY`, those that are quiet give them up: each costs memory, and each full run of the garbage collector
+    looks at all of their objects, while every client waits.
+    """
+
+    def __init__(self) -> None:
+        self._streams: OrderedDict[_Stream, None] = OrderedDict()  # in the order in which they are looked at
+
+    def enter(self, stream: _Stream) -> None:
+        """Called when the stream begins tasks."""
+        self._streams[stream] = None
+        self.thin_out()
+
+    def leave(self, stream: _Stream) -> None:
+        """Called when they are over."""
+        del self._streams[stream]
+        if not len(self._streams) % 256:
+            self._streams = self._streams.copy()  # smaller: a dict that many have left keeps their room
+
+    def thin_out(self) -> None:
+        """Makes quiet streams rest if there are too many. It looks at a few, so it is called whenever a stream begins tasks,
+        and when a request that has waited is over."""
+        for _ in range(_LOOKS):
+            if len(self._streams) <= _MOST_READY:
+                return
+            stream = next(iter(self._streams))
+            self._streams.move_to_end(stream)
+            stream.rest()
+
+
+@final
 class _Stream:
-    """One call of ModelStreamInfer."""
+    """A call of ModelStreamInfer while it has tasks of its own."""
 
     def __init__(
-        self, exchange: Exchange, incoming: Incoming, first: memoryview, messages: InferMessages, at_once: int
+        self,
+        exchange: Exchange,
+        incoming: Incoming,
+        first: memoryview,
+        messages: InferMessages,
+        crowd: _Crowd,
+        at_once: int,
     ) -> None:
-        self._exchange, self._incoming, self._messages = exchange, incoming, messages
+        self._exchange, self._incoming, self._messages, self._crowd = exchange, incoming, messages, crowd
         self._first: memoryview | None = first  # the message that is read and not answered yet
         self._as_status = exchange.fields.get(_AS_STATUS, b"").lower() == b"true"
         self._turn = exchange.outbound.turn
-        self._places = at_once  # for further requests; only the leading task takes one
+        self._places = self._at_once = at_once  # for further requests; only the leading task takes one
         self._vacant: trio.Event | None = None  # the leading task waits for a place
         self._followers: list[_Task] = []
         self._speaking: trio.Lock | None = None  # made for the first that waits for room
@@ -165,15 +214,17 @@ class _Stream:
         self._error: Exception | None = None
         self._nursery: trio.Nursery
 
-    async def serve(self) -> None:
-        """Reads requests until the client sends no more, and returns when all are answered."""
+    async def serve(self) -> bool:
+        """Reads requests, and returns when all are answered: True if the client sends no more, False after `rest`."""
         error: BaseException | None = None
+        self._crowd.enter(self)
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._run)  # not here: see `close_left_open`
         except BaseExceptionGroup as group:
             error = _the_one(group)
         finally:
+            self._crowd.leave(self)
             del self._nursery
         if error is None or isinstance(error, Exception):
             error = self._error or error
@@ -183,6 +234,16 @@ class _Stream:
                 raise error
             finally:
                 del error  # it knows this frame
+        return self._ended
+
+    def rest(self) -> None:
+        """Ends the stream's tasks if it is quiet: no request is under way, and the client has sent nothing for a while. A
+        message that has begun to arrive is kept."""
+        exchange, inbound = self._exchange, self._exchange.inbound
+        if self._places + 1 < self._at_once or inbound is None or not inbound.waits:
+            return
+        if exchange.owner.clock() - exchange.arrived_at > _QUIET:
+            self._nursery.cancel_scope.cancel()
 
     def _stop(self, error: Exception) -> None:
         """Ends the stream with this error, and cancels all requests under way."""
@@ -261,6 +322,7 @@ class _Stream:
             self._followers.remove(me)
             return trio.lowlevel.Abort.SUCCEEDED
 
+        self._crowd.thin_out()
         if self._ended:
             me.leads = False
         elif me.leads:

@@ -360,13 +360,17 @@ async def test_a_models_own_time_ends_its_request_alone(autojump_clock: Any) -> 
 
 
 class Begun(trio.abc.Instrument):
-    """Counts the tasks of streams that begin."""
+    """Counts the tasks of streams that begin, and those that live."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.live = 0
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.number += "_Stream" in task.name
+        self.live += "_Stream" in task.name
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        self.live -= "_Stream" in task.name
 
 
 @contextmanager
@@ -404,6 +408,154 @@ async def test_tasks_of_requests_that_wait_are_used_again() -> None:
         assert begun.number <= 4
         await call.end()
         assert await call.rest() == ([], OK)
+
+
+@pytest.fixture
+def two_ready(monkeypatch: pytest.MonkeyPatch) -> int:
+    """So many streams may keep their tasks while they are quiet."""
+    monkeypatch.setattr("gateway.dialects.grpc.stream._MOST_READY", 2)
+    return 2
+
+
+async def opened(call: ByHand, number: int) -> list[ByHand]:
+    """So many streams on the connection of this one, each with one request that is answered."""
+    streams = [await ByHand(call.line).open() for _ in range(number)]
+    for n, one in enumerate(streams):
+        await one.ask("waits", n)
+        assert await one.told() == ("", [n])
+    return streams
+
+
+async def waits(session: Session[InferRequest, InferResponse]) -> None:
+    """Its number, after a wait."""
+    x = (await session.receive())["x"]
+    await trio.lowlevel.checkpoint()
+    await session.send(InferResponse(outputs=[Tensor(name="y", data=x)]))
+
+
+WAITS = spec_of(waits, "waits", family=Family.TENSOR)
+
+
+async def test_among_many_streams_quiet_ones_have_no_tasks_and_are_answered_again(
+    two_ready: int, autojump_clock: Any
+) -> None:
+    async with stream(WAITS, DOUBLE) as (house, call):
+        with tasks_begun() as tasks:
+            streams = await opened(call, 20)
+            await trio.sleep(1)
+            await call.ask("double", 1)  # a stream that begins its tasks looks at some of the others
+            for _ in range(5):
+                streams += await opened(call, 1)
+            await house.still()
+            assert tasks.live <= 2 * (two_ready + 5 + 1)  # each has one that leads, and one that follows
+            assert await call.told() == ("", [2])
+        for n, one in enumerate(streams):
+            for number in (n, n + 1):
+                await one.ask("double", number, id=str(number))
+                assert await one.told() == (str(number), [2 * number])
+            await one.end()
+            assert await one.rest() == ([], OK)
+        await call.end()
+        assert await call.rest() == ([], OK)
+        assert house.endings == {"complete": len(streams) + 1}
+
+
+async def test_a_stream_that_talks_keeps_its_tasks_among_many(two_ready: int, autojump_clock: Any) -> None:
+    async with stream(WAITS) as (house, call):
+        streams = await opened(call, 10)
+        with tasks_begun() as tasks:
+            for number in range(10):
+                await trio.sleep(0.1)
+                for one in streams:
+                    await one.ask("waits", number)
+                    assert await one.told() == ("", [number])
+            assert tasks.number == 0
+        call.line.peer.close()
+        await house.still()
+
+
+@pytest.mark.parametrize("cut", [1, 20])
+async def test_what_is_under_way_is_no_quiet_stream_and_half_a_message_is_kept(
+    cut: int, two_ready: int, autojump_clock: Any
+) -> None:
+    model = Told()
+    async with stream(WAITS, model.spec("m")) as (house, call):
+        half, *busy = await opened(call, 3)
+        message = request("waits", 7)
+        await half.say(message[:cut])
+        for number, one in enumerate(busy):
+            await one.ask("m", number)
+        await trio.sleep(2)
+        others = await opened(call, 10)
+        await trio.sleep(2)
+        others += await opened(call, 10)
+        assert model.begun == [0, 1]
+        for number, one in enumerate(busy):
+            model.say(number, number)
+            assert await one.told() == ("", [number])
+        await half.say(message[cut:])
+        assert await half.told() == ("", [7])
+        assert not model.ended
+        for number in range(2):
+            model.over(number)
+        for one in (half, *busy, *others, call):
+            await one.end()
+            assert (await one.rest())[0] == []
+        assert house.endings == {"complete": 24}
+
+
+async def test_many_streams_whose_requests_were_under_way_together_rest_as_those_end(
+    two_ready: int, autojump_clock: Any
+) -> None:
+    model = Told()
+    async with stream(model.spec("m", decoupled=False)) as (house, call):
+        with tasks_begun() as tasks:
+            streams = [await ByHand(call.line).open() for _ in range(30)]
+            for number, one in enumerate(streams):
+                await one.ask("m", number)
+            await trio.sleep(2)
+            for number, one in enumerate(streams):
+                model.say(number, number)
+                model.over(number)
+                assert await one.told() == ("", [number])
+            await house.still()
+            assert tasks.live <= 2 * (two_ready + 1)
+        call.line.peer.close()
+        await house.still()
+
+
+@pytest.mark.parametrize("how", ["reset", "close", "deadline", "drain"])
+async def test_a_stream_that_ends_while_it_rests_has_its_one_ending(how: str, two_ready: int, autojump_clock: Any) -> None:
+    config = Config(drain=DrainConfig(timeout=3.0))
+    async with stream(WAITS, config=config, within=60 if how == "deadline" else None) as (house, call):
+        await call.ask("waits", 1)
+        assert await call.told() == ("", [1])
+        with tasks_begun() as tasks:
+            await trio.sleep(1)
+            others = await opened(call, 3)
+            await house.still()
+            assert tasks.live == tasks.number - 2  # those of the first stream, which began before
+        match how:
+            case "reset":
+                await call.leave()
+                await house.still()
+                assert house.endings == CANCELLED
+            case "close":
+                call.line.peer.close()
+                await house.still()
+                assert house.endings == {"cancelled-by-client": 1 + len(others)}
+            case "deadline":
+                came, ended = await call.rest()
+                assert (came, ended.code) == ([], StatusCode.DEADLINE_EXCEEDED)
+                assert house.endings == {"deadline": 1}
+            case "drain":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(house.gateway.drain)
+                    came, ended = await call.rest()
+                    assert (came, ended.code) == ([], StatusCode.UNAVAILABLE)
+        call.line.peer.close()
+        await house.still()
+        house.check_ledger()
 
 
 @pytest.mark.parametrize("brief", ["double", "m", "m, cancelled"])
