@@ -22,11 +22,11 @@ class Waits(msgspec.Struct, gc=False):
     """
 
     slot: float = 0.0
-    """Seconds of waiting for a slot, without the wait that goes on."""
+    """Seconds for a slot, without the wait that goes on."""
     input: float = 0.0
-    """The same for the client to send."""
+    """Seconds for the client to send, likewise."""
     room: float = 0.0
-    """The same for the client to read."""
+    """Seconds for the client to read, likewise."""
     ended_at: float | None = None
     """When the ending was decided, if that was before the exchange's task was done with it."""
     _what: int = 0
