@@ -251,7 +251,7 @@ class MemoryTransport:
         return len(data)
 
     async def wait_readable(self) -> None:
-        while not self.receivable():
+        while not (self._inbox or self._eof or self._reset or self._closed):
             await self._readable.wait()
 
     async def wait_writable(self) -> None:

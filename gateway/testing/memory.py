@@ -114,7 +114,7 @@ class MemorySocket:
         self._missed_room = self._closed = False
         self.peer, self.alpn, self.pending = below.peer, below.alpn, False
         self.wait_readable, self.wait_writable = below.wait_readable, below.wait_writable
-        self.hung_up, self.receivable = below.hung_up, below.receivable
+        self.hung_up = below.hung_up
         self.unsent = below.unsent
         bells: Any = below
         bells._readable = _Bell(self, below._readable, room=False)
@@ -122,6 +122,9 @@ class MemorySocket:
 
     def fileno(self) -> int:
         return -1 if self._closed else self._number
+
+    def receivable(self) -> bool:
+        return self.below.receivable()
 
     def rung(self, *, room: bool) -> None:
         """Reports an edge: the other end has sent or ended its direction; `room`: it has received."""
@@ -134,7 +137,7 @@ class MemorySocket:
         """The present events, as epoll reports them."""
         below = self.below
         other = below._other
-        receives = select.EPOLLIN if below.receivable() else 0
+        receives = select.EPOLLIN if below._inbox or below.hung_up() else 0
         sends = select.EPOLLOUT if below._reset or other._closed or other._held < other._capacity else 0
         gone = select.EPOLLHUP if below._reset or (below._eof and other._eof) else 0
         gone |= select.EPOLLERR if below._reset else 0
