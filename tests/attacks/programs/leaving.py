@@ -28,8 +28,9 @@ def _asked(path: str, *more: tuple[str, str]) -> _Fields:
     return [(":method", "POST"), (":scheme", "http"), (":authority", "127.0.0.1"), (":path", path), *more]
 
 
-def _sent(attacker: Attacker, streams: int, fields: _Fields, body: bytes) -> socket.socket | None:
-    """A connection with so many streams under way, each with the first bytes of its body; None if the server ended it."""
+def _sent(attacker: Attacker, streams: int, fields: _Fields, body: bytes, *, answered: bool = False) -> socket.socket | None:
+    """A connection with so many streams under way, each with the first bytes of its body, and with `answered` a first message
+    in return; None if the server ended it."""
     head = Encoder().encode([(name, value, True) for name, value in fields])
     line, ear = attacker.connect(), HTTP2Ear()
     line.sendall(OPENING)
@@ -39,18 +40,24 @@ def _sent(attacker: Attacker, streams: int, fields: _Fields, body: bytes) -> soc
     with suppress(OSError):
         line.sendall(begun + _PING)
         heard = b""
-        while _PING[9:] not in heard and attacker.goes_on:
+        while (_PING[9:] not in heard or (answered and ear.counts["data"] < streams)) and attacker.goes_on:
             if not (data := line.recv(1 << 18)):
                 return None
             ear.take(data)
             line.sendall(ear.replies())
-            heard = heard[-8:] + data
+            heard = heard if _PING[9:] in heard else heard[-8:] + data
         return line
     return None
 
 
 def _leave_again_and_again(
-    attacker: Attacker, fields: _Fields, body: bytes, leave: Callable[[socket.socket, int], None], streams: tuple[int, int]
+    attacker: Attacker,
+    fields: _Fields,
+    body: bytes,
+    leave: Callable[[socket.socket, int], None],
+    streams: tuple[int, int],
+    *,
+    answered: bool = False,
 ) -> None:
     """Opens some ten connections with all their streams, leaves on all of them at once, and comes back."""
     while attacker.goes_on:
@@ -58,7 +65,7 @@ def _leave_again_and_again(
         for _ in range(attacker.random.randint(8, 12)):
             if attacker.goes_on:
                 number = attacker.random.randint(*streams)
-                line = _sent(attacker, number, fields, body)
+                line = _sent(attacker, number, fields, body, answered=answered)
                 attacker.did["streams"] += number
                 if line is not None:
                     lines.append((line, number))
@@ -98,6 +105,9 @@ def _break(line: socket.socket, streams: int) -> None:
     line.sendall(frame(0, 0, 0, b"x"))
 
 
+_STREAM = _asked(
+    "/inference.GRPCInferenceService/ModelStreamInfer", ("content-type", "application/grpc"), ("te", "trailers")
+)
 _UNFINISHED = _asked(requests.INFER.decode(), ("content-type", "application/json"), ("content-length", "100000"))
 
 
@@ -123,10 +133,15 @@ def goodbye(attacker: Attacker) -> None:
 
 @attack("closed-grpc", nightly=True, **_HELD)
 def closed_grpc(attacker: Attacker) -> None:
-    """Ten connections with hundreds of gRPC streams each, which wait for their next message, closed at once."""
-    path = "/inference.GRPCInferenceService/ModelStreamInfer"
-    fields = _asked(path, ("content-type", "application/grpc"), ("te", "trailers"))
-    _leave_again_and_again(attacker, fields, b"\0", attacker.random.choice((_close, _abort)), (300, 1000))
+    """Ten connections with hundreds of gRPC streams each, which wait for their first message, closed at once."""
+    _leave_again_and_again(attacker, _STREAM, b"\0", attacker.random.choice((_close, _abort)), (300, 1000))
+
+
+@attack("closed-grpc-answered", nightly=True, **{**_HELD, "growth": 110, "stop": 6.0})  # its streams outlast the drain
+def closed_grpc_answered(attacker: Attacker) -> None:
+    """Ten connections with hundreds of gRPC streams each, which wait for their second message, closed at once."""
+    leave, message = attacker.random.choice((_close, _abort)), requests.call_message(16)
+    _leave_again_and_again(attacker, _STREAM, message, leave, (700, 1000), answered=True)
 
 
 @attack("closed-sessions", nightly=True, after=16, **_HELD)
