@@ -215,6 +215,6 @@ HANDSHAKE_RECORDS = 1000
 HANDSHAKES = 1024
 """TLS handshakes that may wait for their clients, some 50 KiB each. If one more begins, those are ended that have waited the
 longest, and for `HANDSHAKE_PATIENCE` at least. A thousand clients at once lose none, however slow their machine."""
-HANDSHAKE_PATIENCE = 0.5
-"""Seconds that a handshake may wait for its client, however many do: a server that does nothing else begins some thousand
-in that time. A round trip around the earth takes 0.3 s."""
+HANDSHAKE_PATIENCE = 1.0
+"""Seconds that a handshake may wait for its client, however many do: a server that does nothing else begins some two
+thousand in that time. A round trip by satellite takes 0.7 s."""

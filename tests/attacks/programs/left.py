@@ -60,7 +60,7 @@ def streams(attacker: Attacker) -> None:
     _come_and_go(attacker, OPENING + opened, attacker.random.randint(20, 30))
 
 
-@attack("left-handshakes", growth=80, tls=True, **_MANY)
+@attack("left-handshakes", growth=160, tls=True, **_MANY)
 def half_open(attacker: Attacker) -> None:
     """Thousands of TLS handshakes that stop before their first byte, within it, or behind it, and are gone together."""
     hello = client_hello()
