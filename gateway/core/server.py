@@ -63,11 +63,12 @@ class Tellings:
     """Tells exchanges what ends them, some in each turn, those of all connections together. All tasks that this wakes run
     before the loop looks at other clients."""
 
-    __slots__ = ("_soon", "_waiting", "heavy")
+    __slots__ = ("_ended", "_soon", "_waiting", "heavy")
 
     def __init__(self, soon: Callable[[HasTurns], None]) -> None:
         self._soon = soon
         self._waiting: deque[tuple[deque[Exchange], Callable[[Exchange], None]]] = deque()
+        self._ended = False
         self.heavy = True
 
     def tell(self, exchanges: Collection[Exchange], what: Callable[[Exchange], None]) -> None:
@@ -77,11 +78,25 @@ class Tellings:
             what(*exchanges)
         elif exchanges:
             self._waiting.append((deque(exchanges), what))
-            if len(self._waiting) == 1:
+            if self._ended:
+                self.end()
+            elif len(self._waiting) == 1:
                 self.turn()
 
     def turn(self) -> None:
         """Tells the next ones."""
+        if self._waiting:
+            self._tell_some()
+        if self._waiting:
+            self._soon(self)
+
+    def end(self) -> None:
+        """Tells all that wait, and from now on each at once: the server ends, so there are no more turns."""
+        self._ended = True
+        while self._waiting:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
         some, what = self._waiting.popleft()
         for _ in range(min(_TOLD_AT_ONCE, len(some))):
             exchange = some.popleft()
@@ -89,8 +104,6 @@ class Tellings:
                 what(exchange)
         if some:
             self._waiting.append((some, what))
-        if self._waiting:
-            self._soon(self)
 
 
 @final
@@ -146,6 +159,8 @@ class Server:
         """The number of `listen.bidi_port`; 0: it is not open."""
         self.draining = False
         """True once new requests are refused."""
+        self.draining_since = math.inf
+        """When that began: earlier requests whose work begins only now are not refused."""
         self.leaving = False
         """True once no connection stays for another request: while the server drains, and for a while before if another
         server takes its place."""

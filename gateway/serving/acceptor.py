@@ -127,6 +127,7 @@ class Acceptor:
         self.lobby.close()
         for connection in list(self._server.connections):
             connection.lost()
+        self._server.tellings.end()
 
     async def disconnected(self) -> None:
         """Ends all connections at once, and returns when none is left."""

@@ -111,7 +111,7 @@ class Dispatcher:
         if row.always:
             return
         budget, account = self._server.budget, exchange.account
-        if self._server.draining:
+        if exchange.started_at >= self._server.draining_since:
             self._refuse_as(exchange, row)
             self.turned_away += 1
             raise Unavailable("the server is shutting down; try another", refusal=Refusal.DRAINING)

@@ -180,7 +180,7 @@ class Drain:
             await self._let_go()
         now = trio.current_time()
         self._since_1970, self._began, self._deadline = time.time() - now, now, now + delay + self._timeout
-        server.draining = True
+        server.draining, server.draining_since = True, now
         live = self._live = list(self._observer.live)
         log.info("draining", extra={"live": len(live), "delay": delay, "timeout": self._timeout})
         with trio.move_on_after(delay):

@@ -200,7 +200,7 @@ async def test_a_preflight_is_answered_so_that_the_page_can_read_why_its_request
             assert (status, body, headers[b"access-control-allow-headers"]) == (204, b"", b"x-a")
             assert method in headers[b"access-control-allow-methods"].split(b", ")
             assert (await ask("OPTIONS", path, (EVIL, *preflight[1:])))[0] in (404, 421)
-        gateway.server.draining = True
+        gateway.server.draining, gateway.server.draining_since = True, 0.0
         assert (await ask("OPTIONS", "/v1/completions", preflight))[0] == 204
         gateway.server.draining = False
     async with asking(wire, origins("https://app.example")) as (_, ask):
@@ -220,7 +220,7 @@ async def test_a_page_can_read_every_refusal(wire: str) -> None:
         for path, body, expected in (("/v1/completions", bytes(2000), 413), ("/v1/completions", b"{", 400)):
             status, headers, _ = await ask("POST", path, (APP, JSON), body)
             assert (status, headers[b"access-control-allow-origin"]) == (expected, b"https://app.example")
-        gateway.server.draining = True
+        gateway.server.draining, gateway.server.draining_since = True, 0.0
         status, headers, _ = await ask("POST", "/v1/completions", (APP, JSON), b"{}")
         assert (status, headers[b"access-control-allow-origin"]) == (503, b"https://app.example")
 

@@ -129,7 +129,7 @@ async def test_it_is_there_without_a_model_and_while_the_server_drains(autojump_
     async with memory_gateway() as there:
         peer = there.http1()
         assert json.loads((await get(there.http1()))[2])["models"] == []
-        there.gateway.server.draining = True
+        there.gateway.server.draining, there.gateway.server.draining_since = True, 0.0
         assert (await get(peer))[0] == 200
 
 
