@@ -130,8 +130,30 @@ class Wire(Protocol):
         ...
 
 
+class Restarter(Protocol):
+    """Runs the exchanges of a server."""
+
+    def start_again(self, exchange: Any) -> None:
+        """Makes an exchange that rests run."""
+        ...
+
+
+class HasRunner(Protocol):
+    """A server, as bodies of its requests see it."""
+
+    @property
+    def runner(self) -> Restarter:
+        """Runs its exchanges."""
+        ...
+
+
 class Owner(Protocol):
     """A connection, or a call of an ASGI server, as its exchanges see it."""
+
+    @property
+    def server(self) -> HasRunner:
+        """The server that it belongs to."""
+        ...
 
     peer: str
     proxies: TrustedProxies | None
@@ -203,7 +225,8 @@ class Sink(Protocol):
     """The answer of `Wire.land` for `place`; None if the bytes that are taken are elsewhere."""
 
     def place(self) -> memoryview | None:
-        """Memory for the rest of the body; None if its length is not known, or nothing is left."""
+        """Memory for the rest of the body; None if its length is not known, if nothing is left, and while only a few bytes
+        have come."""
         ...
 
     def take(self, item: Buffer, n: int, /) -> None:

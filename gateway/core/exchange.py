@@ -87,8 +87,7 @@ class Exchange:
     priority: int
     """The priority level at which it waits for a slot (`gateway.workers.slots`); 0: the request asks for none."""
     copied: int
-    """Bytes of the body that were copied or inflated, counted each time, on their way into the one buffer that
-    `receive_body` or `whole_body` returned. Bytes received straight into it cost nothing."""
+    """Bytes that were copied or inflated on their way into the buffer that `receive_body` or `whole_body` returned."""
     reserved: int
     """Bytes of the budget that pay for the whole body."""
     began_at: float
@@ -242,6 +241,8 @@ class Exchange:
         if self._scope is not None:
             self.outbound.turn.spend()
             self._scope.cancel()
+        elif self.inbound is not None:
+            self.inbound.wake_reader(self._cancelled_at)  # if it rests
 
     def switch(self, wire: Wire) -> None:
         """Makes another wire carry the exchange: its connection has accepted the upgrade."""
@@ -273,8 +274,7 @@ class Exchange:
         return self.deadline if self.deadline <= self.owner.clock() else None
 
     def leave_scope(self) -> bool:
-        """Gives the scope back to its task, because the work is over. True if the scope was cancelled: the work was told to
-        stop, or its deadline has passed."""
+        """Gives the scope back to its task. True if it was cancelled: the work was told to stop, or its deadline is over."""
         scope, self._scope = self._scope, None
         if scope is None:
             return False

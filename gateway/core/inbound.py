@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal, final
 
 import trio
 
@@ -12,6 +13,8 @@ from gateway.core.waits import INPUT
 from gateway.errors import SlowUpload
 from protocols.buffers import ahead
 from protocols.events import Buffer, Frame
+from protocols.grpc.framing import length_of
+from protocols.grpc.metadata import is_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +24,22 @@ if TYPE_CHECKING:
 PIECE = 128
 """Bytes that a waiting piece costs beside its own, for its objects and list entry: otherwise empty frames would be free."""
 _SMALL = 512
+_FEW = 4096
+"""Bytes at which the work of an exchange begins, at the latest."""
 _NOTHING: list[Buffer | Frame] = []  # never changed
+_reschedule = trio.lowlevel.reschedule
+
+
+class _Rests(Enum):
+    """The reader of a body whose work has not begun, in place of a task. False: a look at `_reader` tells it from a task."""
+
+    RESTS = 0
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+_RESTS: Final = _Rests.RESTS
 
 
 @final
@@ -71,7 +89,7 @@ class Inbound:
         """Set by the code that puts messages together. It returns an identity of the incomplete message and how many bytes
         of it are here; None if no message has begun."""
         self._pace: Pace | None = None
-        self._reader: trio.lowlevel.Task | None = None  # waits for input
+        self._reader: trio.lowlevel.Task | _Rests | None = None  # waits for input
         self._closed = False
 
     # -- called by the wire ----------------------------------------------------------------------------------------
@@ -87,19 +105,12 @@ class Inbound:
             assert not isinstance(item, Frame)
             self.sink.take(item, n)
             self.credit(n)
-            if exchange.bytes_in == n and self.wire.windowed:
+            if self.sink.landed is None:
                 self._land(self.sink)  # not before: a body that is only announced takes no memory
         else:
             if self.wire.windowed:
-                # The window bounds only bytes. Small pieces are joined: alone, each would hold thirty times its size.
-                last = self._arrived[-1] if n < _SMALL and self._arrived else None
-                if last is not None:
-                    assert not isinstance(last, Frame)
-                    assert not isinstance(item, Frame)
-                    if len(last) < _SMALL:
-                        self._arrived[-1] = whole = b"".join((last, item))
-                        exchange.copied += len(whole)
-                        return
+                if n < _SMALL and self._arrived and self._joined(item, now):
+                    return
             else:
                 cost, budget = n + PIECE, exchange.account
                 if not budget.try_reserve(cost):
@@ -113,6 +124,20 @@ class Inbound:
                 self._arrived.append(item)
             if self._reader is not None:
                 self.wake_reader(now)
+
+    def _joined(self, item: Buffer | Frame, now: float) -> bool:
+        """True if the small piece is now part of the last. The window bounds only bytes, and alone each small piece would
+        hold thirty times its size."""
+        last = self._arrived[-1]
+        assert not isinstance(last, Frame)
+        assert not isinstance(item, Frame)
+        if len(last) >= _SMALL:
+            return False
+        self._arrived[-1] = whole = b"".join((last, item))
+        self.exchange.copied += len(whole)
+        if self._reader is not None:  # it rests: a task would have taken the last one at once
+            self.wake_reader(now)
+        return True
 
     def feed_end(self) -> None:
         """Called when the body is complete."""
@@ -192,9 +217,47 @@ class Inbound:
     def wake_reader(self, now: float) -> None:
         """Wakes the task that waits, if one does. Its wait counts until `now`, even if it runs later."""
         reader, self._reader = self._reader, None
-        if reader is not None:
+        if reader:
             self.exchange.has_waited(INPUT, now)
-            trio.lowlevel.reschedule(reader)
+            _reschedule(reader)
+        elif reader is not None:
+            if self._work_would_wait():
+                self._reader = reader
+            else:
+                self.exchange.has_waited(INPUT, now)
+                self.exchange.owner.server.runner.start_again(self.exchange)
+
+    def rest(self) -> bool:
+        """Makes the exchange rest before its work begins, if that would only wait. It then waits for input without a task,
+        and its runner starts it again when there is work, and when it ends before. False, and nothing done, if its work is
+        to begin now.
+
+        So rest requests with a Content-Length and calls of gRPC, until their body or first message is here, or a few bytes
+        of it. Any other client may wait for the begin of its answer before it sends."""
+        exchange = self.exchange
+        if not exchange.request.content_length and (
+            b"grpc-timeout" in exchange.fields or not is_grpc(exchange.fields.get(b"content-type", b""))
+        ):
+            return False
+        if self._expects_continue or not self._work_would_wait():
+            return False
+        self._reader = _RESTS
+        exchange.parks_for(INPUT)
+        return True
+
+    def _work_would_wait(self) -> bool:
+        exchange = self.exchange
+        wanted = exchange.request.content_length
+        if not wanted:  # gRPC
+            begin = self._arrived[0] if self._arrived else b""
+            assert not isinstance(begin, Frame)
+            wanted = length_of(begin)
+        return not (self.input_ended or exchange.cancelled or exchange.bytes_in >= min(wanted, _FEW))
+
+    @property
+    def _uploads(self) -> bool:
+        """True while a whole body is under way."""
+        return self.sink is not None or (self._reader is _RESTS and bool(self.exchange.request.content_length))
 
     def _reader_cancelled(self, _: object) -> trio.lowlevel.Abort:
         self._reader = None
@@ -274,7 +337,9 @@ class Inbound:
         """Seconds since the last byte of an upload that is not whole; 0 if none is under way."""
         if self.input_ended or self._closed:
             return 0.0
-        if self.sink is None and (self._reader is None or self.under_way is None or self.under_way() is None):
+        if self._uploads:
+            return now - self.exchange.arrived_at
+        if self._reader is None or self.under_way is None or self.under_way() is None:
             return 0.0
         return now - self.exchange.arrived_at
 
@@ -284,7 +349,7 @@ class Inbound:
         if self.input_ended or self._closed:
             return None
         exchange = self.exchange
-        if self.sink is None:
+        if not self._uploads:
             if self.under_way is None:
                 return None
             if self._reader is None or (found := self.under_way()) is None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # A body is inflated in steps: a few short ones in this task, enough for most bodies, then long ones in a thread.
 _SHORT_STEP, _SHORT_STEPS, _LONG_STEP = 64 * 1024, 4, 1024 * 1024
+_FEW = (
+    4096  # bytes of a body that has begun: memory to land in would take a page for the first of them, and 1.2 KiB of objects
+)
 
 
 def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
@@ -157,29 +160,29 @@ class Gathering:
         self._beyond = beyond
         self._exchange, self._inbound = exchange, inbound
         self._limit, self._setting, self._length = limit, setting, length
-        self._buffer: memoryview | None = None  # for a known length, once bytes arrive: announced bytes take no memory
-        self._growing = bytearray()  # for an unknown length
+        self._buffer: memoryview | None = None  # for a known length, once more than a few bytes have arrived
+        self._growing = bytearray()  # those few, or the body if its length is not known
         self._filled = 0
         self.landed: int | None = None
         """How often the wire copies each byte that it puts into the buffer itself; None if it does not."""
         self.error: GatewayError | None = None
 
     def place(self) -> memoryview | None:
-        """Returns memory for the rest of the body; None if its length is not known, or nothing is left."""
-        if not self._length or self._filled == self._length or self.error is not None:
+        """Returns memory for the rest of the body; None if its length is not known, if nothing is left, and while only a few
+        bytes have come."""
+        filled, length = self._filled, self._length
+        if not length or filled == length or self.error is not None or self._growing:
             return None
-        buffer = self._made(self._length)
-        return None if buffer is None else buffer[self._filled :]
+        buffer = self._made(length)
+        return None if buffer is None else buffer[filled:]
 
     def take(self, item: Buffer, n: int) -> None:
         """Takes the next n bytes; those after an error are dropped."""
         exchange, length = self._exchange, self._length
-        budget = exchange.account
         if self.error is not None:
             return
         if length is not None:
-            filled = self._filled
-            arrived = filled + n
+            arrived = (filled := self._filled) + n
             if arrived > length and self._beyond is not None:
                 self._refuse(self._beyond())
                 return
@@ -188,14 +191,19 @@ class Gathering:
             if (arrived if landed is None else arrived + min(arrived, LANDED)) > exchange.reserved:
                 step = ahead(arrived, length) - exchange.reserved
                 if step > 0:
-                    if not budget.try_reserve(step):
-                        self._refuse(no_bytes(budget, step))
+                    if not exchange.account.try_reserve(step):
+                        self._refuse(no_bytes(exchange.account, step))
                         return
                     exchange.reserved += step
             if landed is None:
-                if (buffer := self._made(length)) is None:
+                if arrived <= _FEW and self._buffer is None:
+                    self._growing += item
+                elif (buffer := self._made(length)) is None:
                     return
-                buffer[filled:arrived] = item
+                else:
+                    buffer[filled:arrived] = item
+                    if self._growing:  # the few bytes before
+                        self._move(buffer)
                 landed = 2  # copied out of the wire's receive buffer, and from there into this one
             exchange.copied += landed * n
             self._filled = arrived
@@ -203,8 +211,8 @@ class Gathering:
             growing = self._growing
             if len(growing) + n > self._limit:
                 self._refuse(_too_large(len(growing) + n, self._limit, self._setting))
-            elif not budget.try_reserve(n):
-                self._refuse(no_bytes(budget, n))
+            elif not exchange.account.try_reserve(n):
+                self._refuse(no_bytes(exchange.account, n))
             else:
                 exchange.reserved += n
                 growing += item
@@ -237,6 +245,11 @@ class Gathering:
                 said = f"the system has no memory for a body of {length} bytes ({e}); try again later"
                 self._refuse(Overloaded(said, refusal=Refusal.MEMORY))
         return buffer
+
+    def _move(self, buffer: memoryview) -> None:
+        few, self._growing = self._growing, bytearray()
+        buffer[: len(few)] = few
+        self._exchange.copied += len(few)
 
 
 def _codings(exchange: Exchange, as_sent: bool) -> tuple[Coding, ...]:

@@ -33,6 +33,11 @@ class RawMessage(NamedTuple):
     data: memoryview
 
 
+def length_of(begin: Buffer) -> int:
+    """Returns how many bytes the message that begins so has, with its prefix; PREFIX if not even all of that is here."""
+    return PREFIX if len(begin) < PREFIX else PREFIX + int.from_bytes(begin[1:PREFIX], "big")
+
+
 # ---- writing
 
 

@@ -14,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.client import post
 from gateway.client.questions import grpc_request
+from gateway.config import Config, LimitsConfig
 from gateway.net.transport import MemoryTransport
 from gateway.testing import memory_gateway
 from models.adapt import spec_of
@@ -60,6 +61,15 @@ def streams() -> bytes:
     return said(HTTP2Connection(Role.CLIENT), *events)
 
 
+def uploads() -> bytes:
+    """Each sends the first byte of its body."""
+    events: list[Event] = []
+    for number in range(1, 2 * STREAMS, 2):
+        head, *_ = post(number, "/models/echo/invoke", bytes(10_000))
+        events += [head, Data(stream=number, buffers=(b"\0",))]
+    return said(HTTP2Connection(Role.CLIENT), *events)
+
+
 def grpc_streams(begin: bytes = b"\0") -> bytes:
     """Each sends a part of its first prefix."""
     fields = [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
@@ -91,7 +101,7 @@ async def waits(session: Session[InferRequest, InferResponse]) -> None:
 async def cost(first: Callable[[], bytes], sessions: int, clock: MockClock) -> float:
     """Bytes for each client that says this, reads what it is answered, and is silent then."""
     specs = [spec_of(echo, capacity=CLIENTS * (STREAMS + 1)), spec_of(waits, family=Family.TENSOR)]
-    async with memory_gateway(specs) as served:
+    async with memory_gateway(specs, Config(limits=LimitsConfig(body_silence=3600))) as served:
 
         async def clients(n: int) -> list[MemoryTransport]:
             ours: list[MemoryTransport] = []
@@ -131,6 +141,8 @@ async def cost(first: Callable[[], bytes], sessions: int, clock: MockClock) -> f
         ("a stream of HTTP/2 that is open and silent, with its session", streams, STREAMS),
         ("a stream of gRPC that is open and has sent no message", grpc_streams, STREAMS),
         ("a stream of gRPC that is quiet between two messages, beside more than 256 others", answered_grpc_streams, STREAMS),
+        ("an upload over HTTP/2 that has just begun, beside more than 512 tasks", uploads, STREAMS),
+        ("a call of gRPC that has just begun, beside more than 512 tasks", grpc_streams, STREAMS),
         ("a silent WebSocket, with its session", websocket, 1),
     ],
 )
@@ -138,6 +150,7 @@ async def test_idle_clients_cost_what_the_page_says(
     row: str, first: Callable[[], bytes], sessions: int, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.dialects.grpc.stream._MOST_READY", STREAMS)  # a hundredth of those here
+    monkeypatch.setattr("gateway.core.runner._MANY", STREAMS if "beside more than 512" in row else 10**6)
     page = (ROOT / "docs" / "explanation" / "costs.md").read_text(encoding="utf-8")
     found = re.search(rf"^\| {re.escape(row)} \| (\d+) KiB \|$", page, re.MULTILINE)
     assert found is not None

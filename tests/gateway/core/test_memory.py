@@ -77,7 +77,7 @@ async def test_the_memory_of_an_upload_goes_with_its_connection(arrays: list["we
         peer = served.http1()
         head, *_ = post(1, "/v2/models/identity/infer", bytes(LARGE))
         await peer.send(head)
-        peer.transport.try_send([bytes(1000)])
+        peer.transport.try_send([bytes(5000)])
         await trio.testing.wait_all_tasks_blocked()
         assert [ref() is None for ref in arrays] == [False]
         peer.close()
