@@ -144,9 +144,8 @@ class Connection:
         self._ending = False  # while the wire is told what has left; only after that is its `over` read
         self.whole_answer: bytes | None = None
         """A small whole answer, given to the wire while nothing else was to be sent: that of most unary calls over HTTP/1.1.
-        The wire's machine returns its bytes from `respond` and queues them too. The next write begins with them. If the
-        transport takes them all, the wire is not asked what to send, which is less work: it learns from `data_sent` that
-        they have left, and tells their exchange itself. Otherwise they leave as the first of what is queued."""
+        The wire's machine has queued its bytes too. If the next write leaves with just these, the wire is not asked what to
+        send, which is less work: it learns from `data_sent` that they have left, and tells their exchange itself."""
         self._rest = _NOTHING  # bytes that the transport did not take
         self.blocked = False
         self._blocked_since: float | None = None
@@ -157,7 +156,7 @@ class Connection:
         if isinstance(transport, TLSTransport) and (certificate := self.client_certificate) is not None:
             known = certificate.subject
         self.party = server.parties.of_certificate(known) if known else Party(self.peer)
-        """The party that its exchanges count for: the subject of the client's certificate, else the connection itself."""
+        """That of its exchanges: the subject of the client's certificate, else the connection itself."""
         self.budget = server.account_of(self.party)
         self.on_bidi_port = server.bidi_port > 0 and arrived_at(transport) == server.bidi_port
         self.wire = make_wire(self)
@@ -224,10 +223,9 @@ class Connection:
 
     def _contain(self, act: Callable[..., None], *arguments: Any) -> None:
         """Calls `act` for a task of the server: an error ends this connection and not that task."""
-        if self._lost is not None:
-            return
         try:
-            act(*arguments)
+            if self._lost is None:
+                act(*arguments)
         except Exception as e:
             self.failed(e)
 
@@ -376,7 +374,7 @@ class Connection:
             self._soon(self)
 
     def output_ready(self) -> None:
-        """Writes in the next turn, when all that is ready leaves together: the machine may have bytes, or be over."""
+        """Writes in the next turn, with all that is ready by then: the machine may have bytes, or be over."""
         if not self._dirty and not self.blocked and self._lost is None:
             self._dirty = True
             self._soon(self)
@@ -395,6 +393,8 @@ class Connection:
             if size and not self._send(buffers, size, n):
                 self.blocked, self._blocked_since = True, self.clock()
                 self._watch.want_writable()
+                for exchange in () if wire.windowed else [e for e in self.exchanges.values() if not e.reserved]:
+                    exchange.pay()  # its answer stays, with the body that it may view
                 return
         # Also after no bytes: an end without bytes of its own, such as a declared length that is reached, shows here.
         self._ending = True

@@ -113,7 +113,7 @@ class Exchange:
 
     def __init__(self, owner: Owner, wire: Wire, request: Request, id: str, now: float) -> None:
         self.owner = owner
-        self.account = account = owner.budget
+        self.account = owner.budget
         self.wire = wire
         head, body = request.head, request.body
         self.request = head
@@ -135,12 +135,7 @@ class Exchange:
         self.gone = self.cancelled = self._returned = self.probe = False  # `probe`: its row is one of health
         self._objects = self._made = 0  # bytes for objects of its body or answer; the part that `making` counts
         if body:
-            self.bytes_in = n = len(body)
-            if account.try_reserve(n + PIECE):
-                self.reserved = n + PIECE
-            else:
-                self.body = b""
-                self.interrupt(no_bytes(account, n + PIECE))
+            self.bytes_in = len(body)
 
     @property
     def party(self) -> Party:
@@ -210,11 +205,23 @@ class Exchange:
         """Returns its body to be received piece by piece, also if all of it came with the head."""
         inbound = self.inbound
         if inbound is None:
+            self.pay()
             body, self.body = self.body or b"", None
             inbound = self.inbound = Inbound(self, self.wire, body, self.reserved if body else 0)
             if body:
                 self.reserved = 0
         return inbound
+
+    def pay(self) -> None:
+        """Pays for the body that came with the head, because it is kept: its work waits, or its answer does. Most are
+        answered at once, and never paid. Interrupts the exchange if the budget has no room."""
+        n = self.bytes_in
+        if n and not self.reserved and self.inbound is None:
+            if self.account.try_reserve(n + PIECE):
+                self.reserved = n + PIECE
+            else:
+                self.body = self.body and b""
+                self.interrupt(no_bytes(self.account, n + PIECE))
 
     # -- causes of its ending ----------------------------------------------------------------------------------------
 
@@ -379,13 +386,6 @@ class Exchange:
         """`held`, and what its wire holds for it: unread bytes of HTTP/2, or the large frame under way of a WebSocket."""
         return self.held + self.wire.reserved(self.stream)
 
-    @property
-    def held_in_memory(self) -> tuple[int, int, int]:
-        """Bytes of `held` by use: its whole body and objects made of it; a message that is being put together; an outgoing
-        message that is larger than the queue."""
-        assembly = 0 if self.inbound is None else self.inbound.assembly
-        return self.reserved + self._objects, assembly, self.outbound.charged
-
     def reserve(self, n: int) -> None:
         """Pays for n bytes of its body. Raises Overloaded if the budget has no room."""
         if not self.account.try_reserve(n):
@@ -456,9 +456,8 @@ class Exchange:
         try:
             if self.inbound is not None:
                 self.inbound.close()
-            elif self.body:  # it was not taken
-                self.body = b""
-                self.unreserve(self.reserved)
+            else:
+                self.body = None  # if it was not taken
             self.wire.release(self.stream)
         finally:
             if self.ending is not None:

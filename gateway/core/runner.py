@@ -12,7 +12,8 @@ The ten rules of the data path:
 5. Work waits before it sends: first `wait_room`, which can be cancelled, then `push`, which cannot.
 6. Credit goes back when bytes are consumed: when `receive` returns them, or when they are in the buffer of a whole body. It
    never goes back because bytes have arrived.
-7. The byte budget pays for bytes before they are kept in memory. If it has no room, the exchange is refused.
+7. The byte budget pays for bytes before they are kept in memory. If it has no room, the exchange is refused. A small body
+   that came with its head is kept, and paid, once its work or its answer waits; most are answered at once.
 8. An exchange has one ending, and the first decision stays. The ending is decided when the kernel has taken the last byte of
    the answer, not when that byte is queued.
 9. Connections, exchanges and the leader have turns, which are bounded in time. A connection works for at most 2 ms, whatever
@@ -37,7 +38,7 @@ from typing import Any, Protocol, TypeVar, final
 import trio
 
 from gateway.core.exchange import Exchange
-from gateway.core.turn import Turn
+from gateway.core.turn import NOBODY, Turn
 from gateway.doorbell import Doorbell
 from gateway.errors import GatewayError
 from gateway.histogram import Histogram
@@ -258,7 +259,7 @@ class Runner:
             raise
         finally:
             del self._places[place.task]
-            place.turn.end()
+            place.turn.start(NOBODY, 0.0)
             place.turn.task = None  # the task's context may refer to the turn: a cycle would keep the last exchange's memory
 
     async def _serve(self, place: RunnerTask) -> bool:
@@ -278,6 +279,8 @@ class Runner:
                 except Exception as e:
                     error = self._blame(exchange, e)
                 else:
+                    if exchange.inbound is None:
+                        exchange.pay()
                     waits = resumed(work, waits, place.turn)  # in place of its first trap, which this frame would keep
                     try:
                         await waits
@@ -340,6 +343,8 @@ class Runner:
                     task.context = before
                     error = self._blame(exchange, e)
                 else:
+                    if exchange.inbound is None:
+                        exchange.pay()
                     self._promote_follower(place)
                     waits = resumed(work, waits, turn)
                     try:
@@ -394,7 +399,7 @@ class Runner:
             else:
                 self.leading = False
                 exchange = None  # drops the last one: it may be long until the next
-                turn.end()
+                turn.start(NOBODY, 0.0)
                 self.turn_times.observe(now() - began)
                 await readiness.wait()
                 self.leading = True
@@ -524,7 +529,7 @@ class Runner:
             return trio.lowlevel.Abort.SUCCEEDED
 
         place.task.context = self._context.copy()  # from the next step on: models must not see each other's variables
-        place.turn.end()
+        place.turn.start(NOBODY, 0.0)
         self._idle.append(place)
         await trio.lowlevel.wait_task_rescheduled(abort)
 

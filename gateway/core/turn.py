@@ -52,7 +52,7 @@ class _Nobody:
     bytes_out = items = room_left = 0
 
 
-_NOBODY = _Nobody()
+NOBODY = _Nobody()
 
 
 @final
@@ -70,7 +70,7 @@ class Turn:
     def __init__(self, task: trio.lowlevel.Task | None = None) -> None:
         self.task = task
         """The task whose waits the runner sees."""
-        self.of: Counted = _NOBODY
+        self.of: Counted = NOBODY
         """The answer of the exchange that has the task."""
         self.left = TURN_UNITS
         self.ends = PAST
@@ -78,18 +78,14 @@ class Turn:
         self._cancelled = False
 
     def start(self, of: Counted, now: float) -> None:
-        """The work of an exchange begins in this task; nothing of its answer is sent yet."""
-        if self.left != TURN_UNITS:
+        """The work of an exchange begins in this task; nothing of its answer is sent yet. With NOBODY, the last work is
+        over, and it may be long until the next begins."""
+        if self.left != TURN_UNITS:  # as always after `spend`
             self.of.items += TURN_UNITS - self.left
-            self.left = TURN_UNITS
+            self.left, self._cancelled = TURN_UNITS, False
         self.of = of
         self.ends = now + TURN_SECONDS
         self.bytes = self.received = 0
-        self._cancelled = False
-
-    def end(self) -> None:
-        """The work is over, and it may be long until the next begins."""
-        self.start(_NOBODY, 0.0)
 
     def over(self) -> bool:
         """Counts one more received message. True if a checkpoint is due before it."""

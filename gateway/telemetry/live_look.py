@@ -69,7 +69,9 @@ class LiveLook:
             self.waiting[wire, WAITING[what]] += 1
             if what == ROOM and exchange.model:
                 self.blocked[exchange.model] += 1
-        bodies, assembling, large = exchange.held_in_memory
+        inbound, large = exchange.inbound, exchange.outbound.charged
+        arrived, assembling = (0, 0) if inbound is None else (inbound.held, inbound.assembly)
+        bodies = exchange.held - arrived - assembling - large
         held = self.held
         held["bodies"] += bodies
         held["assembling"] += assembling
