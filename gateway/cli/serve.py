@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -18,7 +17,7 @@ import trio
 
 from gateway.catalog.factories import DescribesProcesses, library_specs
 from gateway.catalog.folder import make_spec
-from gateway.catalog.process_memory import give_back_at_rest, return_large_blocks, share_one_arena
+from gateway.catalog.process_memory import give_back_at_rest, return_large_blocks, settle, share_one_arena
 from gateway.catalog.process_model import process_spec
 from gateway.catalog.served_folder import read_served_folder, served_folder
 from gateway.config import Config
@@ -130,9 +129,7 @@ async def _serve(
                     say(greeting(gateway))
                 else:
                     remind(config)
-            # Start-up objects live as long as the process: freeze them so that the GC skips them.
-            gc.collect()
-            gc.freeze()
+            settle()
             nursery.start_soon(give_back_at_rest, gateway.rest)
             await gateway.stopped()
             nursery.cancel_scope.cancel()

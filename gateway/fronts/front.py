@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -13,7 +12,7 @@ from typing import Any, final
 import msgspec
 import trio
 
-from gateway.catalog.process_memory import give_back_at_rest
+from gateway.catalog.process_memory import give_back_at_rest, settle
 from gateway.config.agreement import has_plane
 from gateway.config.problem import ConfigError
 from gateway.core.connection import Connection
@@ -135,9 +134,7 @@ class Front:
                 self._post(Serving(sorted(self._gateway.supervisor.workers)))
                 if self._serves is not None:
                     self._serves()
-            # start-up objects live as long as the process: freeze them so that the garbage collector skips them
-            gc.collect()
-            gc.freeze()
+            settle()
             nursery.start_soon(give_back_at_rest, self._gateway.rest)
             await self._gateway.stopped()
             if self._gateway.drain_report is not None:

@@ -101,3 +101,28 @@ trio.run(main)
 def test_what_work_has_taken_goes_back_in_a_quiet_second(gives: bool) -> None:
     done = subprocess.run([sys.executable, "-c", AT_WORK, *["gives"] * gives], capture_output=True, check=True)
     assert (int(done.stdout) < 8 * MiB) is gives
+
+
+# The start leaves objects, and a crowd comes: as many streams as fill the collector's youngest generation some hundred times.
+SETTLED = """
+import gc, sys
+from gateway.catalog.process_memory import settle
+
+if "chosen" in sys.argv:
+    gc.set_threshold(700, 10, 12)
+start = [[] for _ in range(1000)]
+settle()
+runs = []
+gc.callbacks.append(lambda phase, info: runs.append(info["generation"]) if phase == "start" else None)
+crowd = [[] for _ in range(600_000)]
+print(gc.get_freeze_count() >= 1000, runs.count(2))
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="its collector has no full runs")
+def test_full_runs_of_the_collector_are_rare_in_a_server_unless_somebody_has_chosen() -> None:
+    frozen, usual = subprocess.run([sys.executable, "-c", SETTLED], capture_output=True, check=True).stdout.split()
+    _, chosen = subprocess.run([sys.executable, "-c", SETTLED, "chosen"], capture_output=True, check=True).stdout.split()
+    assert frozen == b"True"
+    assert int(usual) <= 1
+    assert int(chosen) >= 3
