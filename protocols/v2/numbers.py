@@ -40,6 +40,7 @@ _idle: list[simdjson.Parser] = []
 _SPACE = b" \t\n\r"
 _MARKS = bytes(ord("0") if byte in b"0123456789+-.eEnulltrfasINity" else byte for byte in range(256))
 _TO_SPACES = bytes.maketrans(b"[]", b"  ")
+_LONG_ROW = 8  # numbers in a row; to look for each next bracket then costs less than to look at each byte
 _BLOCK = 2**16  # bytes of a structure that are made together
 
 _MARK = b"0e-00"  # the beginning of a number that replaces data in a text
@@ -226,7 +227,7 @@ def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...],
             piece = text[at:stop]
             if structure is not None:
                 structure.check(piece, last=stop == end)
-                piece = piece.translate(_TO_SPACES)
+                piece = structure.flattened(piece)
             piece = b"[%b]" % piece
             try:
                 if kind is None:
@@ -268,7 +269,7 @@ def _values_of(piece: bytes, start: int, name: str) -> list[Any]:
 class _Structure:
     """The brackets and commas of nested data with a shape, compared with those of the text piece by piece."""
 
-    __slots__ = ("_blocks", "_here")
+    __slots__ = ("_blocks", "_here", "_long_rows")
 
     def __init__(self, shape: tuple[int, ...], length: int) -> None:
         size = -1
@@ -277,6 +278,13 @@ class _Structure:
         if size > length:
             raise ValueError("nested otherwise")
         self._blocks, self._here = _blocks(shape), b""
+        self._long_rows = shape[-1:] >= (_LONG_ROW,)
+
+    def flattened(self, piece: bytes) -> bytes:
+        """The piece with spaces in place of its brackets."""
+        if self._long_rows:
+            return piece.replace(b"[", b" ").replace(b"]", b" ")
+        return piece.translate(_TO_SPACES)
 
     def check(self, piece: bytes, *, last: bool) -> None:
         """Raises ValueError if the nesting of the piece is wrong. A comma follows the piece, unless it is the `last`."""
@@ -292,8 +300,8 @@ class _Structure:
         self._here = self._here[len(found) :]
         # The reader ensures one number between two commas. This checks that it is inside its brackets.
         codes = np.frombuffer(marks, np.uint8)
-        before, after = codes[:-1], codes[1:]
-        if (before[after == ord("[")] == ord("0")).any() or (after[before == ord("]")] == ord("0")).any():
+        before, after, number = codes[:-1], codes[1:], codes == ord("0")
+        if (number[:-1] & (after == ord("["))).any() or (number[1:] & (before == ord("]"))).any():
             raise ValueError("nested otherwise")
 
 
