@@ -215,13 +215,12 @@ class Exchange:
     def pay(self) -> None:
         """Pays for the body that came with the head, because it is kept: its work waits, or its answer does. Most are
         answered at once, and never paid. Interrupts the exchange if the budget has no room."""
-        n = self.bytes_in
-        if n and not self.reserved and self.inbound is None:
-            if self.account.try_reserve(n + PIECE):
-                self.reserved = n + PIECE
+        if self.bytes_in and not self.reserved and self.inbound is None:
+            if self.account.try_reserve(n := self.bytes_in + PIECE):
+                self.reserved = n
             else:
                 self.body = self.body and b""
-                self.interrupt(no_bytes(self.account, n + PIECE))
+                self.interrupt(no_bytes(self.account, n))
 
     # -- causes of its ending ----------------------------------------------------------------------------------------
 

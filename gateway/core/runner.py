@@ -343,8 +343,7 @@ class Runner:
                     task.context = before
                     error = self._blame(exchange, e)
                 else:
-                    if exchange.inbound is None:
-                        exchange.pay()
+                    exchange.pay()
                     self._promote_follower(place)
                     waits = resumed(work, waits, turn)
                     try:

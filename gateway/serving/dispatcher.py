@@ -23,8 +23,8 @@ from protocols.events import Head
 log = logging.getLogger("gateway")
 
 _NOTHING = Needs.NOTHING
-_Routed: TypeAlias = tuple[Head, Row, Handler, Any, Admittance | None]
-"""A head, its route, the one argument of its handler (never a dict) or a dict of all, and the access decision."""
+_Routed: TypeAlias = tuple[Head, Row, Handler, dict[str, Any], Admittance | None]
+"""A head, its route and the access decision."""
 
 
 @final
@@ -63,8 +63,9 @@ class Dispatcher:
         exchange.dialect, exchange.words = row.dialect, row.refuse
         if row.needs is _NOTHING:
             exchange.probe = True
-        if type(arguments) is not dict:  # as for most paths: a call with a named argument costs as much as ten of these
-            return handler(exchange, arguments)
+        if len(arguments) == 1:  # as for most paths: a call with a named argument costs as much as ten of these
+            (value,) = arguments.values()
+            return handler(exchange, value)
         return handler(exchange, **arguments)
 
     def _route(self, exchange: Exchange) -> _Routed:
@@ -84,8 +85,7 @@ class Dispatcher:
         except GatewayError:
             self._refuse_as(exchange, row)
             raise
-        told = next(iter(arguments.values())) if len(arguments) == 1 else arguments
-        routed = exchange.owner.routed = exchange.request, row, route[1], told, entry
+        routed = exchange.owner.routed = exchange.request, row, route[1], arguments, entry
         return routed
 
     def _admitted(self, exchange: Exchange, routed: _Routed) -> _Routed:
