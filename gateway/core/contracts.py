@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FRAMING = 20
 """Bytes of framing, at most, around one message of a wire that is `exclusive`."""
+FEW = 4096
+"""Bytes of a body that is not here yet: with these the work of an exchange that rests begins, and with more its body gets
+memory to land in. For a byte that would be a page, and 1.2 KiB of objects."""
 LANDED = 256 * 1024
 """Bytes of a body, at most, that land in its final buffer before its exchange is told of them; at first as many as it was
 told of already."""

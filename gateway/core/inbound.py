@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, final
 
 import trio
 
+from gateway.core.contracts import FEW
 from gateway.core.memory import no_bytes
 from gateway.core.time_limits import Pace
 from gateway.core.waits import INPUT
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 PIECE = 128
 """Bytes that a waiting piece costs beside its own, for its objects and list entry: otherwise empty frames would be free."""
 _SMALL = 512
-_FEW = 4096
-"""Bytes at which the work of an exchange begins, at the latest."""
 _NOTHING: list[Buffer | Frame] = []  # never changed
 _reschedule = trio.lowlevel.reschedule
 
@@ -252,7 +251,7 @@ class Inbound:
             begin = self._arrived[0] if self._arrived else b""
             assert not isinstance(begin, Frame)
             wanted = length_of(begin)
-        return not (self.input_ended or exchange.cancelled or exchange.bytes_in >= min(wanted, _FEW))
+        return not (self.input_ended or exchange.cancelled or exchange.bytes_in >= min(wanted, FEW))
 
     @property
     def _uploads(self) -> bool:

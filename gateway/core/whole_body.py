@@ -11,7 +11,7 @@ import trio
 
 from gateway.codecs.threads import codec, run_in_codec_thread
 from gateway.codecs.turns import INFLATED, Stage, codec_turns
-from gateway.core.contracts import LANDED
+from gateway.core.contracts import FEW, LANDED
 from gateway.core.memory import SMALLEST, BodyMemory, GrowingBody, no_bytes
 from gateway.errors import BadRequest, GatewayError, Overloaded, Refusal, TooLarge, UnsupportedEncoding
 from models.blocking import throw
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 # A body is inflated in steps: a few short ones in this task, enough for most bodies, then long ones in a thread.
 _SHORT_STEP, _SHORT_STEPS, _LONG_STEP = 64 * 1024, 4, 1024 * 1024
-_FEW = (
-    4096  # bytes of a body that has begun: memory to land in would take a page for the first of them, and 1.2 KiB of objects
-)
 
 
 def whole_body(exchange: Exchange, limit: int) -> Buffer | None:
@@ -196,7 +193,7 @@ class Gathering:
                         return
                     exchange.reserved += step
             if landed is None:
-                if arrived <= _FEW and self._buffer is None:
+                if arrived <= FEW and self._buffer is None:
                     self._growing += item
                 elif (buffer := self._made(length)) is None:
                     return

@@ -33,7 +33,7 @@ BODY = b"ten bytes!"
 @pytest.fixture(autouse=True)
 def _few_tasks_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_MANY", MANY)
-    monkeypatch.setattr(inbound, "_FEW", 200)  # not 4,096, for which the windows have no room
+    monkeypatch.setattr(inbound, "FEW", 200)  # not 4,096, for which the windows have no room
 
 
 @pytest.fixture(name="hub", params=[True, False], ids=["led", "streams"])
