@@ -20,8 +20,11 @@ if TYPE_CHECKING:
         Part,
         PartKind,
         Prompt,
+        ResponseFormat,
         Tensor,
         Token,
+        ToolCall,
+        ToolSpec,
         TopToken,
     )
     from models.rolling import RollingBatch
@@ -30,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batching", "ChatMessage", "Finish", "FinishReason", "InferRequest", "InferResponse", "Input", "ModelError",
-    "ModelSpec", "Part", "PartKind", "Prompt", "RollingBatch", "Session", "Shape", "Tensor", "TensorSpec",
-    "TextGenerationOutput", "TextInput", "Token", "TopToken", "cancel_token", "declare",
-    "input_formatter", "output_formatter", "plain_template", "spec_of",
+    "ModelSpec", "Part", "PartKind", "Prompt", "ResponseFormat", "RollingBatch", "Session", "Shape", "Tensor",
+    "TensorSpec", "TextGenerationOutput", "TextInput", "Token", "ToolCall", "ToolSpec", "TopToken", "cancel_token",
+    "declare", "input_formatter", "output_formatter", "plain_template", "spec_of",
 ]  # fmt: skip
 
 
@@ -43,8 +46,8 @@ _HOMES = {
     "models.errors": ("ModelError",),
     "models.formatters": ("Input", "TextGenerationOutput", "TextInput", "input_formatter", "output_formatter"),
     "models.messages": (
-        "Finish", "FinishReason", "InferRequest", "InferResponse", "Part", "PartKind", "Prompt", "Tensor",
-        "Token", "TopToken",
+        "Finish", "FinishReason", "InferRequest", "InferResponse", "Part", "PartKind", "Prompt", "ResponseFormat", "Tensor",
+        "Token", "ToolCall", "ToolSpec", "TopToken",
     ),
     "models.rolling": ("RollingBatch",),
     "models.session": ("Session",),

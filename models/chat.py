@@ -1,34 +1,28 @@
-"""Conversations: the messages of a chat, and the default template that makes a prompt of them."""
+"""Conversations: the default template, which makes a prompt of their messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, final
 
-import msgspec
+from models.messages.conversation import ChatMessage
 
-Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
-@final
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of a conversation. `content` is its text: for a message in several parts, all of their texts joined."""
-
-    role: Role
-    content: str
-    name: str = ""
-    """The speaker, if several have the same role."""
+__all__ = ["ChatMessage", "plain_template"]
 
 
 def plain_template(messages: Sequence[ChatMessage]) -> str:
     """The prompt for a model without its own chat format. Each message is a line: a system message as it is, any other after
-    its speaker's name. The prompt ends with the beginning of the assistant's next line."""
-    lines = [_line(message) for message in messages]
+    its speaker's name. A call of a tool is a line `Assistant called NAME(ARGUMENTS)`, its result one of `NAME: text`. The
+    prompt ends with the beginning of the assistant's next line."""
+    called = {call.id: call.name for message in messages for call in message.tool_calls}
+    lines = [line for message in messages for line in _lines(message, called)]
     return "\n".join([*lines, "Assistant:"])
 
 
-def _line(message: ChatMessage) -> str:
+def _lines(message: ChatMessage, called: dict[str, str]) -> list[str]:
     if message.role in ("system", "developer"):
-        return message.content
-    speaker = message.name or message.role.capitalize()
-    return f"{speaker}: {message.content}"
+        return [message.content]
+    name = called.get(message.tool_call_id, "") if message.role == "tool" else ""
+    lines = [f"Assistant called {call.name}({call.arguments or '{}'})" for call in message.tool_calls]
+    if message.content or not lines:
+        lines.insert(0, f"{name or message.name or message.role.capitalize()}: {message.content}")
+    return lines

@@ -20,14 +20,17 @@ from models.errors import ModelError
 from models.messages import (
     BytesTensor,
     Finish,
+    Image,
     InferRequest,
     InferResponse,
     Parameter,
     Part,
     PartKind,
     Prompt,
+    Sound,
     Tensor,
     Token,
+    ToolCall,
     utf8,
 )
 from models.session import Call
@@ -250,11 +253,12 @@ class Text(_Message, frozen=True, tag=21):
 
 @final
 class Said(_Message, frozen=True, tag=22):
-    """A token with other fields set, or the end of a sequence."""
+    """A token with other fields set, the end of a sequence, or a piece of a call of a tool."""
 
     session: int
     token: Token | None
     finish: Finish | None
+    call: ToolCall | None = None
 
 
 @final
@@ -388,7 +392,7 @@ Message: TypeAlias = (
 Item: TypeAlias = Text | Said | Asked | PartSaid | Tensors
 ITEMS = (Text, Said, Asked, PartSaid, Tensors)
 """Messages that carry a message of the model's family, and cost credit."""
-MESSAGES = (Token, Finish, Part, InferResponse, Prompt, InferRequest)
+MESSAGES = (Token, ToolCall, Finish, Part, InferResponse, Prompt, InferRequest)
 """The messages of the models' families."""
 
 
@@ -520,7 +524,7 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
         if (
             type(token.text) is str and type(token.id) is int and type(token.log_prob) in _LOG_PROBS
             and token.finish is None and not token.top and not token.data and not token.special and not token.prefill
-            and not token.sequence and token.prompt_tokens is None and not token.stop
+            and not token.sequence and token.prompt_tokens is None and not token.stop and not token.thinking
         ):  # fmt: skip
             return Text(session, token.text, token.id, token.log_prob), len(token.text)
         return Said(session, token, None), len(token.text) + memoryview(token.data).nbytes
@@ -532,8 +536,10 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
         return PartSaid(session, data, message.kind is PartKind.UTF8, bool(message.last)), len(data)
     if isinstance(message, Finish):
         return Said(session, None, message), 0
+    if isinstance(message, ToolCall):
+        return Said(session, None, None, message), len(message.arguments) + len(message.text)
     if isinstance(message, Prompt):
-        return Asked(session, message), len(message.text)
+        return Asked(session, message), _size_of_prompt(message)
     if isinstance(message, InferRequest):
         arrays = [_array_of(tensor) for tensor in message.inputs]
         outputs = [str(name) for name in message.outputs]
@@ -542,6 +548,11 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
         arrays = [_array_of(tensor) for tensor in message.outputs]
         return Tensors(session, arrays, message.id, dict(message.parameters), None, True), _size(arrays)
     raise TypeError(f"{kind.__name__} is not a message of a model")
+
+
+def _size_of_prompt(prompt: Prompt) -> int:
+    parts = [part for message in prompt.messages for part in message.parts if isinstance(part, Image | Sound)]
+    return len(prompt.text) + sum([len(message.content) for message in prompt.messages]) + sum([len(p.data) for p in parts])
 
 
 def large_of(item: Item) -> Sequence[Buffer]:
@@ -576,12 +587,14 @@ def message_of(item: Item, window: Window | None = None) -> tuple[Any, int]:
             return token, len(token.text) + len(token.data)
         case Said(finish=Finish() as finish):
             return finish, 0
+        case Said(call=ToolCall() as call):
+            return call, len(call.arguments) + len(call.text)
         case PartSaid():
             kind = PartKind.UTF8 if item.utf8 else PartKind.BINARY
             data = _data_of(item, window)
             return Part(data=data, kind=kind, last=item.last), len(data)
         case Asked():
-            return item.prompt, len(item.prompt.text)
+            return item.prompt, _size_of_prompt(item.prompt)
         case Tensors():
             datas = [memoryview(_data_of(array, window)) for array in item.arrays]
             tensors = tuple([_tensor_of(array, data) for array, data in zip(item.arrays, datas, strict=True)])

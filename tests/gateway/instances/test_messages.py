@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import models.messages as said_by_models
 from gateway.codecs.formatting import JSONBounds
 from gateway.instances import messages
 from gateway.instances.memory import Block
@@ -59,16 +60,22 @@ from gateway.instances.messages import (
 from models.errors import ModelError
 from models.messages import (
     BytesTensor,
+    ChatMessage,
     Finish,
     FinishReason,
     GenerationParameters,
+    Image,
     InferRequest,
     InferResponse,
     Part,
     PartKind,
     Prompt,
+    ResponseFormat,
+    Sound,
     Tensor,
     Token,
+    ToolCall,
+    ToolSpec,
     TopToken,
 )
 from models.session import Call, ClientCertificate
@@ -312,6 +319,7 @@ TOP = (TopToken(text="a", id=2, log_prob=-1.5, special=True, data=b"\xff"), TopT
 TOKEN: dict[str, Any] = {
     "text": "ü", "id": 2**40, "log_prob": -0.5, "special": True, "prefill": True, "finish": FinishReason.STOP_SEQUENCE,
     "top": TOP, "sequence": 3, "prompt_tokens": 9, "stop": "\n", "data": b"\xc3",
+    "thinking": True,
 }  # fmt: skip
 PARAMETERS: dict[str, Any] = {
     "do_sample": True, "seed": -5, "temperature": 0.5, "repetition_penalty": 1.5, "top_k": 5, "top_p": 0.5, "min_p": 0.25,
@@ -328,6 +336,41 @@ def test_the_examples_have_every_field_and_no_default() -> None:
     for kind, values in ((Token, TOKEN), (GenerationParameters, PARAMETERS)):
         usual = kind(text="") if kind is Token else kind()
         assert {name for name in kind.__struct_fields__ if values[name] != getattr(usual, name)} == {*kind.__struct_fields__}
+
+
+PIECE: dict[str, Any] = {
+    "index": 2, "id": "call_1", "name": "weather", "arguments": '{"city": "Köln"', "sequence": 1, "tokens": 3, "text": "<call>",
+    "finish": FinishReason.TOOL_CALLS, "prompt_tokens": 4,
+}  # fmt: skip
+PROMPT: dict[str, Any] = {
+    "messages": (
+        ChatMessage(role="user", content="see", parts=(said_by_models.Text(text="see"), Image(data=b"\x89", media_type="image/png"))),
+        ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="1", name="f"),), thinking="hm"),
+        ChatMessage(role="tool", content="no", tool_call_id="1", is_error=True),
+        ChatMessage(role="user", content="", name="Ann", parts=(Sound(data=b"RIFF", format="wav"),)),
+    ),
+    "tools": (ToolSpec(name="f", description="d", parameters={"type": "object"}, strict=True),),
+    "tool_choice": "f", "parallel_tools": False, "effort": "low", "thinking": False, "thinking_budget": 9, "adapter": "a",
+    "response_format": ResponseFormat(kind="json_schema", schema={"type": "string"}, name="s", strict=True),
+    "template": {"x": [1]}, "prefill": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", PIECE)
+def test_a_piece_of_a_call_arrives_with_each_of_its_fields(field: str) -> None:
+    call = ToolCall(**{field: PIECE[field]})
+    assert crossed(call) == call != ToolCall()
+
+
+@pytest.mark.parametrize("field", PROMPT)
+def test_a_prompt_arrives_with_everything_that_a_request_says(field: str) -> None:
+    prompt = Prompt(**{"text": "t", field: PROMPT[field]})
+    assert crossed(prompt) == prompt != Prompt(text="t")
+
+
+def test_the_example_of_a_prompt_has_every_field() -> None:
+    assert {"text", "parameters", *PROMPT} == {*Prompt.__struct_fields__}
+    assert {*PIECE} == {*ToolCall.__struct_fields__}
 
 
 @pytest.mark.parametrize("field", TOKEN)
