@@ -41,6 +41,7 @@ from models.messages import (
     Prompt,
     Tensor,
     Token,
+    ToolCall,
     utf8,
 )
 from models.rows import elements_of
@@ -64,6 +65,7 @@ _FAMILY_OF: dict[Any, Family] = {
     Prompt: Family.TEXT,
     str: Family.TEXT,
     Token: Family.TEXT,
+    ToolCall: Family.TEXT,
     InferRequest: Family.TENSOR,
     InferResponse: Family.TENSOR,
     np.ndarray: Family.TENSOR,
@@ -170,6 +172,8 @@ class _PerMessage:
         self.parameters = getattr(thing, "parameters", None)
         self.chat_template = getattr(thing, "chat_template", None)
         self.count_tokens = getattr(thing, "count_tokens", None)
+        self.features = getattr(thing, "features", None)
+        self.check_format = getattr(thing, "check_format", None)
         self.context = context_of(thing)
 
     async def __call__(self, session: Session[Any, Any]) -> None:
@@ -482,13 +486,13 @@ _OUTPUT0 = (np.ndarray, np.generic, int, float)
 
 # Types that are sent unchanged.
 _WHOLE: Mapping[Family, tuple[type, ...]] = {
-    Family.TEXT: (Token, Finish),
+    Family.TEXT: (Token, ToolCall, Finish),
     Family.TENSOR: (InferResponse,),
     Family.PARTS: (Part,),
 }
 
 _ANSWERS = {
-    Family.TEXT: "str, Token or Finish",
+    Family.TEXT: "str, Token, ToolCall or Finish",
     Family.TENSOR: "InferResponse, a numpy array, a number, or a dict or NamedTuple of arrays",
     Family.PARTS: "Part, bytes or str",
 }

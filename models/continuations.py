@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Awaitable, Collection, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Protocol, TypeAlias, TypeVar, final, overload
 
 import trio
 from msgspec import structs
 
 from models.errors import ModelError
-from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, utf8
+from models.messages import Finish, FinishReason, GenerationParameters, Prompt, Token, ToolCall, utf8
 from models.session import Channel
 
 
@@ -212,12 +212,14 @@ class Stops:
         return whole[:shown]
 
     def rest(self) -> str:
-        """The held-back text: no more text comes, so it begins no stop sequence."""
-        held, self._held = self._held, ""
+        """The held-back text: no more text comes, so it begins no stop sequence. Text after a call of a tool begins anew."""
+        held, self._held, self._place = self._held, "", 0
         return held
 
 
-Message = TypeVar("Message", bound=Token | Finish)
+Message: TypeAlias = Token | ToolCall | Finish
+Last = TypeVar("Last", Token, ToolCall)
+Named = TypeVar("Named", Token, Finish)
 
 Held: TypeAlias = tuple[Stops | None, bytes]
 """The state of a sequence's text: that of its stop sequences, and the bytes of an unfinished character."""
@@ -257,7 +259,7 @@ class Continuations:
 
     __slots__ = (
         "_asked", "_at_least", "_dropped", "_included", "_most", "_one_stop", "_open", "_prompt", "_refused", "_refuses",
-        "_sequences", "_stops", "complete", "decodes", "judges", "scope", "stopped",
+        "_sequences", "_stops", "complete", "decodes", "judges", "scope", "shows_thinking", "stopped",
     )  # fmt: skip
 
     def __init__(self, parameters: GenerationParameters, *, own_stops: bool = False) -> None:
@@ -276,6 +278,8 @@ class Continuations:
         self._refuses = False
         self.decodes = not own_stops
         """True if texts are decoded from the bytes of tokens that have them."""
+        self.shows_thinking = False
+        """True if the answer has a place for thinking: its tokens keep their text."""
         self.judges = parameters.n > 1 or bool(self._stops) or not self._most
         """True if a token needs more than the count of tokens before it: there are several sequences or stop sequences,
         characters are assembled (once a token had bytes), or the text has ended. Once it is True it stays True."""
@@ -290,14 +294,14 @@ class Continuations:
     def passes(self, message: object) -> bool:
         """True if the message belongs to the answer; False if it is dropped. TypeError if it is not a message of a text
         model. ModelError with status 500 for a sequence that was not requested."""
-        if type(message) is not Token and type(message) is not Finish:
-            raise TypeError(f"a text call is answered with Token and Finish, not {type(message).__name__}")
+        if type(message) is not Token and type(message) is not Finish and type(message) is not ToolCall:
+            raise TypeError(f"a text call is answered with Token, ToolCall and Finish, not {type(message).__name__}")
         if not self._open or self.stopped:
-            if type(message) is Token:
+            if type(message) is not Finish:
                 self.stop()
             return False
         if not self._most and not (type(message) is Token and message.prefill):
-            if type(message) is Token:
+            if type(message) is not Finish:
                 self.stop()
             return False
         number = message.sequence
@@ -308,7 +312,9 @@ class Continuations:
             return True
         if not sequence.over:
             return True
-        if type(message) is Token and not message.prefill and all(begun.over for begun in self._sequences.values()):
+        if type(message) is Finish or (type(message) is Token and message.prefill):
+            return False
+        if all(begun.over for begun in self._sequences.values()):
             sequence.made += 1
             # A text that the gateway has cut may run to its own end, because other sequences may begin after it.
             if not sequence.met or sequence.made > self._most:
@@ -355,29 +361,37 @@ class Continuations:
         begun = self._sequences.get(sequence)
         if begun is None:
             return 0
-        return len(begun.unfinished) + (0 if begun.stops is None else begun.stops.held)
+        if begun.stops is None:
+            return len(begun.unfinished)
+        return len(begun.unfinished) + begun.stops.held
 
-    def take(self, message: Token | Finish) -> Token | Finish:
+    @overload
+    def take(self, message: Token) -> Token: ...
+    @overload
+    def take(self, message: ToolCall) -> ToolCall: ...
+    @overload
+    def take(self, message: Token | Finish) -> Token | Finish: ...
+    @overload
+    def take(self, message: Message) -> Message: ...
+    def take(self, message: Message) -> Message:
         """The message to write: a token has the text that may be shown, and the reason if it is the last of its sequence.
-        Before a Finish is written, write `rest`. Only for a message that passes."""
+        Before a Finish or a piece of a call is written, write `rest`. Only for a message that passes."""
         number = message.sequence
         sequence = self._sequences.get(number)
         if sequence is None:
             self.complete = False
             stops = Stops(self._stops, included=self._included) if self._stops else None
             sequence = self._sequences[number] = _Sequence(stops)
-        if type(message) is Finish:
+        if type(message) is not Token:
+            if type(message) is ToolCall:
+                sequence.made += message.tokens
+                return self._ended(sequence, message)
             self._end(sequence)
             return self._named(message, message.reason)
-        if message.prefill:
-            prompt = self._prompt = self._prompt or _Sequence(None)
-            if self.decodes and (message.data or prompt.unfinished):
-                data = message.data or utf8(message.text)
-                message = structs.replace(message, text=prompt.decode(data), data=data)
-            return message
+        if message.prefill or message.thinking:
+            return self._take_beside(sequence, message)
         sequence.made += 1
         reason, text, stop = message.finish, message.text, message.stop
-        ends = reason is not None
         if reason is None and sequence.made >= self._most:
             reason = FinishReason.LENGTH
         if self.decodes and (message.data or sequence.unfinished):
@@ -397,10 +411,37 @@ class Continuations:
         if reason is None:
             return message
         self._end(sequence)
-        self.stopped = self.complete and not ends
+        self.stopped = self.complete and message.finish is None
         if reason is not message.finish or stop != message.stop:
             message = structs.replace(message, finish=reason, stop=stop)
         return self._named(message, reason)
+
+    def _take_beside(self, sequence: _Sequence, message: Token) -> Token:
+        """A token that is no part of the answer's text: of the prompt, or of thinking. No stop sequence is met in it."""
+        if message.prefill:
+            sequence = self._prompt = self._prompt or _Sequence(None)
+        else:
+            sequence.made += 1
+        if self.decodes and (message.data or sequence.unfinished):
+            self.judges = True
+            data = message.data or utf8(message.text)
+            message = structs.replace(message, text=sequence.decode(data), data=data)
+        if message.prefill:
+            return message
+        if not self.shows_thinking:
+            message = structs.replace(message, text="", data=b"", special=True)
+        return self._ended(sequence, message)
+
+    def _ended(self, sequence: _Sequence, message: Last) -> Last:
+        """The message with its reason, if it is the last of its sequence."""
+        reason = message.finish
+        if reason is None and sequence.made >= self._most:
+            reason = FinishReason.LENGTH
+        if reason is None:
+            return message
+        self._end(sequence)
+        self.stopped = self.complete and message.finish is None
+        return message if reason is message.finish else structs.replace(message, finish=reason)
 
     def sent(self) -> None:
         """Tells that the taken message is on its way. If it was the last, the model is stopped."""
@@ -414,7 +455,7 @@ class Continuations:
             return None, b""
         return None if begun.stops is None else begun.stops.fork(), begun.unfinished
 
-    def undo(self, taken: Token | Finish, held: Held) -> None:
+    def undo(self, taken: Token | ToolCall | Finish, held: Held) -> None:
         """Takes back the last `take`, because the message was not sent. `held` is the result of `held_of` before it. The
         text of a prompt's token is not taken back: those who call this show none."""
         stops, unfinished = held
@@ -422,7 +463,9 @@ class Continuations:
         if type(taken) is Finish or taken.finish is not None:
             sequence.over = sequence.met = self.complete = self.stopped = False
             self._open += 1
-        if type(taken) is Token and not taken.prefill:
+        if type(taken) is ToolCall:
+            sequence.made -= taken.tokens
+        elif type(taken) is Token and not taken.prefill:
             sequence.made -= 1
         if stops is None and self._stops:
             stops = Stops(self._stops, included=self._included)
@@ -442,6 +485,12 @@ class Continuations:
             if text := self.rest(number):
                 yield number, text
 
+    def cut(self, number: int) -> None:
+        """Ends a sequence that the wire has ended by itself. If it was the last, the model is stopped."""
+        self._end(self._sequences[number])
+        if self.complete:
+            self.stop()
+
     def stop(self) -> None:
         """Completes the answer, and cancels the model's call."""
         self.complete = self.stopped = self.judges = True
@@ -453,7 +502,7 @@ class Continuations:
         self.complete = not self._open
         self.judges |= self.complete
 
-    def _named(self, message: Message, reason: FinishReason) -> Message:
+    def _named(self, message: Named, reason: FinishReason) -> Named:
         """The message with the stop sequence that ended the text, if the model left it out and only one is possible."""
         if reason is FinishReason.STOP_SEQUENCE and not message.stop and self._one_stop:
             return structs.replace(message, stop=self._one_stop)
@@ -465,6 +514,30 @@ class TextChannel(Channel[Prompt, Any], Protocol):
 
     text: Continuations
     """The continuations of its prompt."""
+
+
+@overload
+def spoken(message: ToolCall) -> Token: ...
+@overload
+def spoken(message: Token | ToolCall | Finish) -> Token | Finish: ...
+def spoken(message: Token | ToolCall | Finish) -> Token | Finish:
+    """The message for an answer that has no place for calls of tools: what the model generated for a piece, as a token.
+    ModelError with status 500 for a piece without that text."""
+    if type(message) is not ToolCall:
+        return message
+    if not message.text and message.tokens:
+        raise ModelError(
+            "the model sent a piece of a tool call without its text, and this answer has no other place for it",
+            code="UnexpectedToolCall",
+            status=500,
+        )
+    return Token(
+        text=message.text if message.tokens else "",
+        special=not message.text,
+        finish=message.finish,
+        sequence=message.sequence,
+        prompt_tokens=message.prompt_tokens,
+    )
 
 
 def _bad_sequence(number: int, asked: int) -> ModelError:

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, final
 import trio
 
 from models.blocking import codec_threads, in_thread, json_turn, step_holder
-from models.continuations import Continuations
+from models.continuations import Continuations, spoken
 from models.errors import ModelError, is_failure
-from models.messages import Family, Finish, Part, PartKind, Prompt, Token, utf8
+from models.messages import Family, Finish, Part, PartKind, Prompt, Token, ToolCall, utf8
 from models.session import Channel, Session
 from models.spec import Model
 
@@ -209,8 +209,8 @@ class _OnePrompt(Channel[Prompt, Any]):
         self.exhausted = True
         return self._prompt
 
-    async def send(self, message: Token | Finish, /) -> None:
-        text = self.text
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
+        text, message = self.text, spoken(message)
         if not text.passes(message):
             await text.drop()
             return

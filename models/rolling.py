@@ -12,13 +12,13 @@ import trio
 
 from models.blocking import StepHolder, check_trio, detached, run_step, set_step_holder, step_holder, throw
 from models.errors import ModelError, contained, is_failure
-from models.messages import Finish, Prompt, Token
+from models.messages import Finish, Prompt, Token, ToolCall
 from models.session import Session
 from models.spec import context_of
 from models.tracebacks.frames import blamed
 
 T = TypeVar("T")
-Message: TypeAlias = Token | Finish
+Message: TypeAlias = Token | ToolCall | Finish
 Advanced: TypeAlias = Message | list[Message] | tuple[Message, ...] | Exception
 """The result of a step for one sequence: one message, several or none, or the error of this sequence alone."""
 
@@ -174,6 +174,8 @@ class RollingBatch(Generic[S]):
         self.parameters = getattr(model, "parameters", None)
         self.chat_template = getattr(model, "chat_template", None)
         self.count_tokens = getattr(model, "count_tokens", None)
+        self.features = getattr(model, "features", None)
+        self.check_format = getattr(model, "check_format", None)
         self.context = context_of(model)
         # one thread for the rounds: an abandoned round keeps its place until it returns, so two never overlap
         self._rounds, self._opens = trio.CapacityLimiter(1), trio.CapacityLimiter(4)
@@ -196,7 +198,7 @@ class RollingBatch(Generic[S]):
 
     # -- the session's side ------------------------------------------------------------------------------------------
 
-    async def __call__(self, session: Session[Prompt, Token | Finish]) -> None:
+    async def __call__(self, session: Session[Prompt, Message]) -> None:
         """Continues each prompt, one after another, until the end of input. It waits for the loop and for the session, so a
         client that stops reading stops only its own sequences. If it is cancelled, its sequences leave the batch before the
         next step. RuntimeError if the batch ends meanwhile. If a round is stuck, the session's blocking steps are
@@ -221,7 +223,7 @@ class RollingBatch(Generic[S]):
                 self._end(call)
                 self._calls.discard(call)
 
-    async def _send_all(self, session: Session[Prompt, Token | Finish], call: _Call[S]) -> None:
+    async def _send_all(self, session: Session[Prompt, Message], call: _Call[S]) -> None:
         out = call.out
         while True:
             while out:
@@ -414,8 +416,8 @@ class RollingBatch(Generic[S]):
         call.wake()
 
     def _hand_over(self, entry: _Entry[S], message: Message) -> None:
-        if type(message) is not Token and type(message) is not Finish:
-            said = f"expected Tokens and Finishes, got {type(message).__name__}"  # type: ignore[unreachable]
+        if type(message) is not Token and type(message) is not Finish and type(message) is not ToolCall:
+            said = f"expected Tokens, ToolCalls and Finishes, got {type(message).__name__}"  # type: ignore[unreachable]
             throw(blamed(TypeError(said), self._model.step))
         if entry.over:
             throw(blamed(ValueError("expected no message after the last of a sequence, got one"), self._model.step))

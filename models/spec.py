@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, final
@@ -16,7 +16,7 @@ from models.chat import ChatMessage
 from models.continuations import Continuations
 from models.errors import is_failure, leaves
 from models.formatters import InputFormatter, OutputFormatter
-from models.messages import DATATYPES, Family, Finish, GenerationParameters, Prompt, Token
+from models.messages import DATATYPES, TEXT_FEATURES, Family, Finish, GenerationParameters, Prompt, Token, ToolCall
 from models.session import Call, Session
 
 
@@ -321,6 +321,10 @@ class ModelSpec:
     """The GenerationParameters, by name, that a text model acts on, without those that only concern the form of the answer.
     None: undeclared. `lmi.unsupported` decides what happens to a request with another one. If `stop_sequences` is in it, the
     model ends its texts there itself; otherwise the gateway does."""
+    features: frozenset[str] | None = None
+    """The features that a request may ask of the model: for a text model names of `TEXT_FEATURES`, for a tensor model of
+    `TENSOR_FEATURES`. A request that asks for more is refused. None: that of the loaded model (its attribute
+    `features`), or nothing."""
     context: int = 0
     """The most tokens of a prompt and its answer together, for a text model. An answer without a limit ends there at the
     latest; if the model counts the tokens of prompts, every answer does. 0: that of the loaded model (its attribute
@@ -370,6 +374,8 @@ class ModelSpec:
                     "subprotocols: each is 1 to 128 letters, digits and !#$%&'*+.^_`|~-, and does not begin with "
                     f"everywire.key., not {str(name)[:60]!r}"
                 )
+        if self.features is not None:
+            check_features(self.features, self.family)
         self._check_tensors(f"model {self.name[:60]!r}")
 
     def _check_tensors(self, said: str) -> None:
@@ -416,6 +422,29 @@ class ModelSpec:
                     f"{said}: output {tensor.name[:60]!r} is to be cut back, as inputs have a pad: give it a "
                     "shape, and where that has a -1 say like = the input whose -1 those are"
                 )
+
+
+TENSOR_FEATURES = frozenset(("embedding", "ranking", "matryoshka"))
+"""The names that a tensor model may have in its `features`."""
+
+
+def check_features(features: Collection[str], family: Family) -> None:
+    """Raises ValueError for a name that is no feature of models of this family."""
+    known = {Family.TEXT: TEXT_FEATURES, Family.TENSOR: TENSOR_FEATURES}.get(family, frozenset[str]())
+    if isinstance(features, str) or (unknown := sorted(str(name)[:60] for name in features if name not in known)):
+        there = ", ".join(sorted(known)) or "none"
+        got = features[:60] if isinstance(features, str) else unknown[0]
+        raise ValueError(f"features: expected a collection of these, for a {family.value} model: {there}; got {got!r}")
+
+
+def features_of(model: object, family: Family) -> frozenset[str]:
+    """The `features` of a loaded model; empty if it has none. ValueError for a name that is no feature. A part of a torch
+    module may have that name: it counts as nothing."""
+    said = getattr(model, "features", None)
+    if not isinstance(said, frozenset | set | tuple | list):
+        return frozenset()
+    check_features(said, family)
+    return frozenset(said)
 
 
 def context_of(model: object) -> int:
@@ -505,6 +534,6 @@ class _OneMessage:
             except Exception as e:
                 self.wrong = self.wrong or e
                 raise
-        if type(message) in (Token, Finish) and self.text.passes(message):
+        if type(message) in (Token, ToolCall, Finish) and self.text.passes(message):
             self.text.take(message)
             self.text.sent()

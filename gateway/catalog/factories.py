@@ -115,6 +115,8 @@ def served_spec(name: str, config: ModelConfig, spec: ModelSpec) -> ModelSpec:
         said["restart"] = _restart(spec.restart, config.restart)
         if config.subprotocols is not None:
             said["subprotocols"] = config.subprotocols
+        if config.features is not None:
+            said["features"] = frozenset(config.features)
         spec = replace(spec, **said)
         if config.warmup is not None:
             spec = replace(spec, warmup=read_warmup(spec, config.warmup))

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.codecs.prompts import read_prompt
 from gateway.codecs.tensors import check_response, outputs_of, request_of, signature_of
 from models.errors import ModelError
-from models.messages import Family, Finish, InferRequest, Part, PartKind, Token
+from models.messages import Family, Finish, InferRequest, Part, PartKind, Token, ToolCall
 from models.spec import Check, ModelSpec
 from protocols import v2
 
@@ -50,8 +50,8 @@ def answer_check(spec: ModelSpec) -> Check:
 
 
 def _check_text(asked: object, answer: object) -> None:
-    if not isinstance(answer, Token | Finish):
-        raise TypeError(f"a text call is answered with Token and Finish, not {type(answer).__name__}")
+    if not isinstance(answer, Token | ToolCall | Finish):
+        raise TypeError(f"a text call is answered with Token, ToolCall and Finish, not {type(answer).__name__}")
 
 
 def _check_part(asked: object, answer: object) -> None:

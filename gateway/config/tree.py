@@ -834,6 +834,10 @@ class ModelConfig:
     for any size, `optional = true`, and `pad` for batches."""
     outputs: Tensors | None = None
     """Outputs of a tensor model. Each may have `labels`, and `like` for batches."""
+    features: Texts | None = None
+    """Features that requests may ask of the model, in place of those that its code declares. For a text model:
+    tools, tool_choice, parallel_tools, json_object, json_schema, regex, choice, grammar, thinking, images, audio, adapters,
+    prefill, template. For a tensor model: embedding, ranking, matryoshka. A request that asks for more is refused."""
     context: CountOrOff | None = None
     """Tokens of a prompt and its answer together, for a text model. An answer without a limit ends there at the latest; if
     the model counts the tokens of prompts, every answer does. 0 if the model does not say: unknown."""

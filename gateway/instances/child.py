@@ -46,11 +46,12 @@ from gateway.instances.messages import (
 from gateway.instances.pipe import Bell, Post, SessionLine, give_back_idle
 from gateway.instances.steps import SessionSteps, StepWatch
 from models.blocking import in_thread, running_loop, set_step_holder
-from models.chat import ChatMessage
+from models.chat import Conversation, apply_template
 from models.errors import ContextLengthExceeded, ModelError, contain_interrupts, is_failure, is_out_of_memory, leaves
 from models.formatters import TextInput
+from models.messages import ResponseFormat
 from models.session import Call, Session
-from models.spec import Model, ModelSpec, context_of, warm_up
+from models.spec import Model, ModelSpec, context_of, features_of, warm_up
 from models.tracebacks.text import text_of
 
 _TEXT = 2000  # characters of an error
@@ -335,10 +336,12 @@ class Child(ABC):
             self._function("chat_template", model) is not None,
             self._function("count_tokens", model) is not None,
             self._spec.context or context_of(model),
+            sorted(features_of(model, self._spec.family)),
+            callable(getattr(model, "check_format", None)),
         )
 
     def _function(self, name: str, model: Any) -> Callable[[Any], Any] | None:
-        own: Callable[[Any], Any] | None = getattr(self._spec, name)
+        own: Callable[[Any], Any] | None = getattr(self._spec, name, None)
         return getattr(model, name, None) if own is None else own
 
     def _take(self, link: ChildLink, message: Message) -> None:
@@ -447,7 +450,10 @@ class Child(ABC):
         assert function is not None
         argument = ask.argument
         if ask.function == "chat_template":
-            argument = msgspec.convert(argument, list[ChatMessage])
+            said = msgspec.convert(argument, Conversation)
+            return await in_thread(partial(apply_template, function, said))
+        if ask.function == "check_format":
+            return await in_thread(partial(function, msgspec.convert(argument, ResponseFormat)))
         return await in_thread(partial(function, argument))
 
     # -- formatters --------------------------------------------------------------------------------------------------

@@ -122,6 +122,10 @@ class Loaded(_Message, frozen=True, tag=4):
     """True if the model or its spec has a `count_tokens`."""
     context: int = 0
     """The most tokens of a prompt and its answer together; 0: unknown."""
+    features: list[str] = []
+    """The features that the model declares."""
+    check_format: bool = False
+    """True if the model has a `check_format`."""
 
 
 @final
@@ -158,7 +162,7 @@ class Pong(_Message, frozen=True, tag=8):
 
 @final
 class Ask(_Message, frozen=True, tag=9):
-    """Asks the instance to call `chat_template` or `count_tokens` of the model."""
+    """Asks the instance to call `chat_template`, `count_tokens` or `check_format` of the model."""
 
     number: int
     function: str
@@ -392,7 +396,7 @@ Message: TypeAlias = (
 Item: TypeAlias = Text | Said | Asked | PartSaid | Tensors
 ITEMS = (Text, Said, Asked, PartSaid, Tensors)
 """Messages that carry a message of the model's family, and cost credit."""
-MESSAGES = (Token, ToolCall, Finish, Part, InferResponse, Prompt, InferRequest)
+MESSAGES = (Token, Finish, Part, InferResponse, Prompt, InferRequest, ToolCall)
 """The messages of the models' families."""
 
 
@@ -536,8 +540,6 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
         return PartSaid(session, data, message.kind is PartKind.UTF8, bool(message.last)), len(data)
     if isinstance(message, Finish):
         return Said(session, None, message), 0
-    if isinstance(message, ToolCall):
-        return Said(session, None, None, message), len(message.arguments) + len(message.text)
     if isinstance(message, Prompt):
         return Asked(session, message), _size_of_prompt(message)
     if isinstance(message, InferRequest):
@@ -547,6 +549,8 @@ def item_of(session: int, message: object) -> tuple[Item, int]:
     if isinstance(message, InferResponse):
         arrays = [_array_of(tensor) for tensor in message.outputs]
         return Tensors(session, arrays, message.id, dict(message.parameters), None, True), _size(arrays)
+    if isinstance(message, ToolCall):
+        return Said(session, None, None, message), len(message.arguments) + len(message.text)
     raise TypeError(f"{kind.__name__} is not a message of a model")
 
 
@@ -583,12 +587,8 @@ def message_of(item: Item, window: Window | None = None) -> tuple[Any, int]:
     if type(item) is Text:
         return Token(text=(text := item.text), id=item.id, log_prob=item.log_prob), len(text)
     match item:
-        case Said(token=Token() as token):
-            return token, len(token.text) + len(token.data)
-        case Said(finish=Finish() as finish):
-            return finish, 0
-        case Said(call=ToolCall() as call):
-            return call, len(call.arguments) + len(call.text)
+        case Said():
+            return _said_in(item)
         case PartSaid():
             kind = PartKind.UTF8 if item.utf8 else PartKind.BINARY
             data = _data_of(item, window)
@@ -606,6 +606,16 @@ def message_of(item: Item, window: Window | None = None) -> tuple[Any, int]:
             )
             return request, size
     raise ValueError("a message without a message")
+
+
+def _said_in(item: Said) -> tuple[Token | ToolCall | Finish, int]:
+    if (token := item.token) is not None:
+        return token, len(token.text) + len(token.data)
+    if (call := item.call) is not None:
+        return call, len(call.arguments) + len(call.text)
+    if item.finish is None:
+        raise ValueError("a message without a message")
+    return item.finish, 0
 
 
 def _data_of(item: Array | PartSaid, window: Window | None) -> bytes | memoryview:

@@ -35,7 +35,7 @@ from models.convert import convert
 from models.errors import contained, is_failure, leaves
 from models.messages import Family
 from models.session import Session
-from models.spec import Check, Model, ModelSpec, Restart, WarmupFailed, context_of, warm_up
+from models.spec import Check, Model, ModelSpec, Restart, WarmupFailed, context_of, features_of, warm_up
 from models.tracebacks.text import explains
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Worker:
         "context",
         "crashes",
         "failure",
+        "features",
         "given_up",
         "last_error",
         "life",
@@ -149,6 +150,8 @@ class Worker:
         self._called: Model | None = None  # the model, with spans if there are some
         self.context = spec.context
         """The most tokens of a prompt and its answer together, by the spec or the loaded model; 0: unknown."""
+        self.features = spec.features or frozenset()
+        """The features that the spec or the loaded model declares."""
         self._loading = trio.CancelScope()
         self._patience = trio.CancelScope()
         self._settled = trio.Event()
@@ -185,7 +188,7 @@ class Worker:
 
     def said(self, name: str) -> Any:
         """Returns the value of a field of the spec, or else of the model's attribute; None if neither has one."""
-        said = getattr(self.spec, name)
+        said = getattr(self.spec, name, None)
         return getattr(self._model, name, None) if said is None else said
 
     @property
@@ -283,6 +286,8 @@ class Worker:
                         except WarmupFailed as e:
                             cold = e  # kept, because a load() might suppress the exception
                             raise
+                    said = self.spec.features
+                    features = features_of(model, self.spec.family) if said is None else said
                     # load() may not have noticed that its time is over, or that it is no longer wanted
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.deadline = float("inf")
@@ -291,6 +296,7 @@ class Worker:
                         await trio.lowlevel.checkpoint_if_cancelled()
                     self._model = model
                     self.context = self.spec.context or context_of(model)
+                    self.features = features
                     self._called = model if spans is None else spans.model(self.spec, model)
                     self.reason, life.there, life.loaded = "", True, True
                     self._enter(State.READY)

@@ -273,11 +273,11 @@ class TextEncoder:
             quoted = json_string(text)
         line = self._line
         if line:
-            if type(log_prob) is float and -1e16 < log_prob <= -1e-4:  # the quick case of `_number`, inlined
+            if type(log_prob) is float and log_prob <= -1e-4 and log_prob > -1e16:  # the quick case of `_number`, inlined
                 line = line % (id, quoted, _encode(log_prob))
             else:
                 line = line % (id, quoted, _number(log_prob))
-        room = self._room - len(quoted) + 2
+        room = self._room + (2 - len(quoted))
         if room < 0:
             raise self._too_long()
         self._room = room

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast, final, get_args
+from typing import Any, final
 
 import msgspec
 
 from protocols.lmi.errors import LMIError
-from protocols.lmi.parameters import Parameters, read_parameters, refuse
+from protocols.lmi.parameters import Parameters, read_parameters
+from protocols.openai.conversation import Message, Tool, media_of, read_messages, read_tool_choice, read_tools
 from protocols.openai.errors import OpenAIError
-
-Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
-_ROLES: tuple[Role, ...] = get_args(Role)
+from protocols.openai.members import boolean, error, get, object_of, refuse_value, string
 
 MAX_CHOICES = 128
 """OpenAI's limit of `n`. Here it limits all choices of an answer, those of several prompts together."""
-
-T = TypeVar("T")
-
-
-@final
-class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of a conversation. `content` is its text: that of all its parts, one after another, and empty if an
-    assistant's is null."""
-
-    role: Role
-    content: str
-    name: str = ""
 
 
 @final
@@ -50,6 +37,16 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     n: int = 1
+    media: int = 0
+    """The characters of base64 in its messages: three bytes come of each four."""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    """`auto`, `none`, `required`, or the name of a tool."""
+    parallel_tool_calls: bool = True
+    effort: str = ""
+    """`reasoning_effort`: a hint."""
+    include_reasoning: bool = True
+    """False if thinking is not to be shown."""
 
 
 @final
@@ -77,19 +74,24 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.echo and self.logprobs is not None
 
 
-def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 0) -> ChatRequest:
+def parse_chat(
+    document: Mapping[str, Any], *, max_tokens: int = 0, features: Collection[str] = (), model: str = ""
+) -> ChatRequest:
     """Reads the document of a request for a chat completion. OpenAIError, of status 400, if it cannot be served.
 
     `max_tokens` is the default if the request has neither `max_completion_tokens` nor `max_tokens`; 0: no limit. A null
     member counts as absent. All members that are not read here are in `parameters.extra`: `protocols.text_members` tells
-    which of them may go on to the model. Messages of anything but text are refused by name.
+    which of them may go on to the model. `features` are those that `model` declares: images, sound and calls of tools in
+    messages are refused by name unless they are among them.
     """
-    messages = _messages(document.get("messages"))
+    messages = read_messages(document.get("messages"), features, model)
+    tools = read_tools(document.get("tools")) if "tools" in features else ()
+    choice = read_tool_choice(document.get("tool_choice"), tools) if tools else "auto"
     streamed = _stream(document)
-    logprobs = _get(document, "logprobs", _boolean, False)
+    logprobs = get(document, "logprobs", boolean, False)
     parameters, given = _parameters(document, _CHAT, max_tokens)
     if parameters.top_n_tokens and not logprobs:
-        raise _error("top_logprobs", "top_logprobs: expected only where logprobs is true")
+        raise error("top_logprobs", "top_logprobs: expected only where logprobs is true")
     parameters = msgspec.structs.replace(parameters, extra=_extra(document, _CHAT_KNOWN))
     return ChatRequest(
         messages=messages,
@@ -100,6 +102,12 @@ def parse_chat(document: Mapping[str, Any], *, max_tokens: int = 0) -> ChatReque
         logprobs=logprobs,
         top_logprobs=parameters.top_n_tokens,
         n=parameters.n,
+        media=media_of(messages),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=document.get("parallel_tool_calls") is not False,
+        effort=effort if isinstance(effort := document.get("reasoning_effort"), str) else "",
+        include_reasoning=document.get("include_reasoning") is not False,
     )
 
 
@@ -116,7 +124,7 @@ def parse_completion(
         document = {**document, "logprobs": 1 if asked else None}
     prompts = _prompts(document.get("prompt"))
     streamed = _stream(document)
-    echo = _get(document, "echo", _boolean, False)
+    echo = get(document, "echo", boolean, False)
     parameters, given = _parameters(document, _COMPLETION, max_tokens, may_be_0=True)
     _check_choices(len(prompts), parameters, streamed["stream"], max_choices)
     logprobs = None if document.get("logprobs") is None else parameters.top_n_tokens
@@ -138,55 +146,24 @@ def parse_completion(
     )
 
 
-# --- one member
-
-
-def _get(document: Mapping[str, Any], name: str, read: Callable[[str, object], T], default: T) -> T:
-    value = document.get(name)
-    return default if value is None else read(name, value)
-
-
-def _error(param: str, message: str) -> OpenAIError:
-    return OpenAIError(message, param=param)
-
-
-def _refuse(name: str, expected: str, value: object) -> NoReturn:
-    try:
-        refuse(name, expected, value)
-    except LMIError as error:
-        raise _error(name, error.message) from None
-
-
-def _boolean(name: str, value: object) -> bool:
-    return value if isinstance(value, bool) else _refuse(name, "true or false", value)
-
-
-def _string(name: str, value: object) -> str:
-    return value if isinstance(value, str) else _refuse(name, "a string", value)
-
-
-def _object(name: str, value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else _refuse(name, "an object", value)
-
-
 # --- the members
 
 
 def model_of(document: Mapping[str, Any]) -> str:
     """The model that a request of either kind names; empty if it names none. OpenAIError if it is not a string."""
-    return _get(document, "model", _string, "")
+    return get(document, "model", string, "")
 
 
 def _stream(document: Mapping[str, Any]) -> dict[str, bool]:
     """The flags of a stream: itself, usage at its end, and vLLM's usage in each chunk."""
-    stream = _get(document, "stream", _boolean, False)
-    options = _get(document, "stream_options", _object, None)
+    stream = get(document, "stream", boolean, False)
+    options = get(document, "stream_options", object_of, None)
     if options is None:
         return {"stream": stream}
     if not stream:  # OpenAI and vLLM refuse it too
-        raise _error("stream_options", "stream_options: expected only where stream is true")
+        raise error("stream_options", "stream_options: expected only where stream is true")
     asked = {
-        name: (value := options.get(name)) is not None and _boolean(f"stream_options.{name}", value)
+        name: (value := options.get(name)) is not None and boolean(f"stream_options.{name}", value)
         for name in ("include_usage", "continuous_usage_stats", "include_obfuscation")
     }
     return {
@@ -196,67 +173,24 @@ def _stream(document: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def _messages(value: object) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        _refuse("messages", "an array of at least one message", value)
-    return tuple(_message(f"messages[{at}]", message) for at, message in enumerate(value))
-
-
-def _message(name: str, value: object) -> Message:
-    message = _object(name, value)
-    role = message.get("role")
-    if role not in _ROLES:
-        _refuse(f"{name}.role", f"one of {', '.join(_ROLES)}", role)
-    for feature in ("tool_calls", "function_call", "audio"):
-        asked = message.get(feature)
-        if asked is not None and (feature, asked) != ("tool_calls", []):
-            raise _error(f"{name}.{feature}", f"{name}.{feature}: not offered, the models here read text alone")
-    said = {
-        member: "" if (value := message.get(member)) is None else _string(f"{name}.{member}", value)
-        for member in ("name", "tool_call_id", "refusal")  # only the type of the last two is checked
-    }
-    return Message(
-        role=cast(Role, role),
-        content=_content(f"{name}.content", message.get("content"), role == "assistant"),
-        name=said["name"],
-    )
-
-
-def _content(name: str, value: object, may_be_null: bool) -> str:
-    if isinstance(value, str):
-        return value
-    if value is None and may_be_null:
-        return ""
-    if not isinstance(value, list) or not value:
-        _refuse(name, "a string or an array of parts of type text", value)
-    return "".join([_part(f"{name}[{at}]", part) for at, part in enumerate(value)])
-
-
-def _part(name: str, value: object) -> str:
-    part = _object(name, value)
-    if part.get("type") != "text":
-        _refuse(f"{name}.type", "text, which is all that the models here read", part.get("type"))
-    return _string(f"{name}.text", part.get("text"))
-
-
 def _prompts(value: object) -> tuple[str, ...]:
     prompts = value if isinstance(value, list) else [value]
     if not prompts:
-        _refuse("prompt", "a non-empty string or an array of them", value)
+        refuse_value("prompt", "a non-empty string or an array of them", value)
     for prompt in prompts:
         if prompts is value and isinstance(prompt, int | list):
-            raise _error("prompt", "prompt: expected text, got token ids, which are not offered")
+            raise error("prompt", "prompt: expected text, got token ids, which are not offered")
         if not isinstance(prompt, str) or not prompt:
-            _refuse("prompt", "a non-empty string or an array of them", prompt)
+            refuse_value("prompt", "a non-empty string or an array of them", prompt)
     return tuple(prompts)
 
 
 def _check_choices(prompts: int, parameters: Parameters, stream: bool, max_choices: int) -> None:
     n, best_of = parameters.n, parameters.best_of
     if prompts * n > max_choices:
-        raise _error("prompt", f"prompt: expected at most {max_choices} choices in all, got {prompts} prompts with n {n}")
+        raise error("prompt", f"prompt: expected at most {max_choices} choices in all, got {prompts} prompts with n {n}")
     if stream and best_of > n:  # OpenAI: "Results cannot be streamed."
-        raise _error("best_of", f"best_of: expected n ({n}) in a stream, which cannot wait for the best, got {best_of}")
+        raise error("best_of", f"best_of: expected n ({n}) in a stream, which cannot wait for the best, got {best_of}")
 
 
 def _extra(document: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
@@ -313,7 +247,7 @@ def _parameters(
         if value is None:
             continue
         if field in names and values[field] != value:  # max_tokens and max_completion_tokens
-            _refuse(name, f"what {names[field]} says, or one of the two alone", value)
+            refuse_value(name, f"what {names[field]} says, or one of the two alone", value)
         names[field], values[field] = name, value
     _check_range(values, "temperature", 2)
     _check_range(values, "top_p", 1)
@@ -332,7 +266,7 @@ def _check_range(values: Mapping[str, Any], name: str, high: int) -> None:
     """Checks OpenAI's ranges where they differ from LMI's."""
     value = values.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
-        _refuse(name, f"a number from 0 to {high}", value)
+        refuse_value(name, f"a number from 0 to {high}", value)
 
 
 def _read(values: Mapping[str, Any], names: Mapping[str, str], may_be_0: bool) -> Parameters:

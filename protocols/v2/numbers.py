@@ -219,7 +219,7 @@ def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...],
         parser = simdjson.Parser()
     kind = _KINDS.get(datatype)
     low, high = RANGES.get(datatype, (0, 0))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         while at < end:
             stop = end if end - at <= _PIECE else text.rfind(b",", at, at + _PIECE)
             if stop < 0:
@@ -237,8 +237,10 @@ def _read(text: bytes, at: int, end: int, datatype: str, shape: tuple[int, ...],
                     raise ValueError("none, or out of range")
                 if datatype == "BF16":
                     values = narrowed(values, datatype)
-                array[filled : filled + values.size] = values  # ValueError if there are too many
-                if kind == "d" and np.isinf(array[filled : filled + values.size]).any():  # the number was too large
+                here = array[filled : filled + values.size]
+                here[:] = values  # ValueError if there are too many
+                # the sum alone tells that no number was too large; if it does not, one may have been
+                if kind == "d" and not math.isfinite(np.add.reduce(here)) and np.isinf(here).any():
                     raise ValueError("out of range")
             except (ValueError, TypeError, RuntimeError, struct.error):
                 if name is None:

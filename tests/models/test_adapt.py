@@ -584,7 +584,12 @@ async def test_a_dict_names_the_outputs_and_a_response_is_sent_as_it_is() -> Non
 @pytest.mark.parametrize(
     ("takes", "message", "answer", "text"),
     [
-        (str, ASK, b"x", "a text model answers with str, Token or Finish, and a generator yields them; this one gave bytes"),
+        (
+            str,
+            ASK,
+            b"x",
+            "a text model answers with str, Token, ToolCall or Finish, and a generator yields them; this one gave bytes",
+        ),
         (bytes, Part(data=b""), 5, "a parts model answers with Part, bytes or str.* gave int"),
         (
             InferRequest,

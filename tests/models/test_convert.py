@@ -379,7 +379,7 @@ async def test_an_error_beside_the_end_of_the_answer_is_not_hidden_by_it() -> No
 
 
 async def test_a_model_of_text_that_sends_something_else_is_told_what_to_send() -> None:
-    with pytest.raises(TypeError, match="answered with Token and Finish, not InferRequest"):
+    with pytest.raises(TypeError, match="answered with Token, ToolCall and Finish, not InferRequest"):
         await on_parts_wire(speaking(InferRequest(inputs=())), utf8("p"))  # type: ignore[arg-type]
 
 

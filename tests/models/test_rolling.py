@@ -482,8 +482,8 @@ async def test_a_step_that_raises_ends_the_block_and_everybody_in_the_batch(what
     ("given", "said"),
     [
         ([], "expected 1 results, one for each sequence, got 0"),
-        (["text"], "expected Tokens and Finishes, got str"),
-        ([[None]], "expected Tokens and Finishes, got NoneType"),
+        (["text"], "expected Tokens, ToolCalls and Finishes, got str"),
+        ([[None]], "expected Tokens, ToolCalls and Finishes, got NoneType"),
         ([[Finish(reason=FinishReason.LENGTH)] * 2], "expected no message after the last of a sequence, got one"),
     ],
 )

@@ -46,6 +46,8 @@ class InstanceCalls(ABC):
         self.chat_template: _Elsewhere | None = None
         self.count_tokens: _Elsewhere | None = None
         self.context = 0
+        self.features = frozenset[str]()
+        self.check_format: _Elsewhere | None = None
 
     @abstractmethod
     def _ready(self) -> list[Instance]:
@@ -79,6 +81,8 @@ class InstanceCalls(ABC):
         self.chat_template = _Elsewhere(self._ask, "chat_template") if said.chat_template else None
         self.count_tokens = _Elsewhere(self._ask, "count_tokens") if said.count_tokens else None
         self.context = said.context
+        self.features = frozenset(said.features)
+        self.check_format = _Elsewhere(self._ask, "check_format") if said.check_format else None
         return True
 
     async def __call__(self, session: Session[Any, Any], /) -> None:

@@ -45,6 +45,7 @@ from protocols.aws.bidi import Form
 from protocols.buffers import Budget
 from protocols.errors import RemoteProtocolError
 from protocols.events import Buffer, Frame, Headers, Opcode
+from protocols.text_members import Decided
 from protocols.websocket import handshake
 
 _DATA_TYPE = {PartKind.UTF8: bidi.DataType.UTF8, PartKind.BINARY: bidi.DataType.BINARY}
@@ -214,11 +215,11 @@ class BidiDialect:
 
 def _judged(
     exchange: Exchange, worker: Worker, limits: LimitsConfig, request: lmi.TextRequest, document: dict[str, Any]
-) -> lmi.TextRequest:
-    """A prompt's request as the model may get it. LMIError."""
-    request, unknown = decided_own(worker, request, document)
-    tell_passed(exchange, worker, unknown)
-    return within_ceiling(worker, limits, request)
+) -> tuple[lmi.TextRequest, Decided]:
+    """A prompt's request as the model may get it, and the judgement on its members. LMIError."""
+    request, said = decided_own(worker, request, document, judges=False)
+    tell_passed(exchange, worker, said.unknown)
+    return within_ceiling(worker, limits, request), said
 
 
 @final

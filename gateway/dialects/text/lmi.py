@@ -34,6 +34,7 @@ from gateway.dialects.text.requests import (
     OnePrompt,
     PromptReport,
     TextCalls,
+    check_format,
     check_supported,
     decided_own,
     document_in,
@@ -50,10 +51,12 @@ from gateway.errors import (
     WorkerLost,
 )
 from gateway.workers.worker import Worker
+from models.continuations import spoken
 from models.formatters import TextInput
-from models.messages import Family, Finish, FinishReason, Token
+from models.messages import Family, Finish, FinishReason, Token, ToolCall
 from models.session import Session
 from protocols import lmi
+from protocols.text_members import NOTHING, Decided
 
 _CHAT_FORMATTERS = ("json_chat", "jsonlines_chat")
 
@@ -100,7 +103,7 @@ class LMIDialect:
         limits, options = self._models.config.limits, self._calls.options(worker)
         answer = wrapping or exchange.outbound
         own = formatting is not None and worker.spec.input_formatter is not None
-        unknown: tuple[str, ...] = ()
+        said = NOTHING
         try:
             if formatting is not None and own:
                 document = await read_input(exchange, worker, body, limits, formatting)
@@ -113,7 +116,7 @@ class LMIDialect:
                     await self._dynamic.generate(exchange, worker, document, len(body), options, wrapping)
                     return
             judge = None if own else worker
-            request, unknown = await codec(len(body), partial(_parse, document, options, judge))
+            request, said = await codec(len(body), partial(_parse, document, options, judge))
             parameters = document.get("parameters")
             del document  # with members that nothing reads
             if not own and not request.parameters.extra:
@@ -128,8 +131,9 @@ class LMIDialect:
         except WorkerLost:  # the model's process died while it read the request
             if worker.successor is None:
                 raise
-        if unknown:
-            tell_passed(exchange, worker, unknown)
+        if said is not NOTHING:
+            tell_passed(exchange, worker, said.unknown)
+            await check_format(exchange, worker, prompt_of("", request.parameters, said))
         if worker.context:
             within, _ = await within_room(exchange, worker, request.inputs, request.parameters)
             request = msgspec.structs.replace(request, parameters=within)
@@ -139,9 +143,10 @@ class LMIDialect:
         if formatting is not None and formatting.writes:
             if not own:
                 take_input(exchange, worker, formatting, TextInput(request.inputs, parameters, stream=request.stream))
-            await FormattedAnswer(exchange, worker, request, formatting, answer, options).run()
+            prompt = prompt_of(request.inputs, request.parameters, said)
+            await FormattedAnswer(exchange, worker, prompt, formatting, answer, options).run()
             return
-        channel = _TextChannel(exchange, request, answer, worker, options.max_text)
+        channel = _TextChannel(exchange, request, answer, worker, options.max_text, said)
         if wrapping is None:
             exchange.fail = channel.fail
         else:
@@ -161,8 +166,8 @@ class LMIDialect:
             await self.generate(exchange, worker, body, wrapping, formatting)
 
 
-def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker | None) -> tuple[lmi.TextRequest, tuple[str, ...]]:
-    """The request, and the parameters that nobody here knows. `worker`: the model, unless its own formatter has read the
+def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker | None) -> tuple[lmi.TextRequest, Decided]:
+    """The request, and the judgement on its members. `worker`: the model, unless its own formatter has read the
     members."""
     name = options.output_formatter
     configured = lmi.Formatter(name) if name and name not in _CHAT_FORMATTERS else None
@@ -170,13 +175,15 @@ def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker | None) 
         document, configured=configured, tgi=options.tgi_compat, table=table_of(options), rule=rule_of(options)
     )
     if worker is None or not (request.parameters.extra or document.keys() - lmi.MEMBERS):
-        return request, ()
+        return request, NOTHING
     return decided_own(worker, request, document)
 
 
 @final
 class _TextChannel(OnePrompt):
     """The channel of one prompt: each token is a line or an event of the answer, and the first one sends the head."""
+
+    __slots__ = ("_answer", "_encoder", "_line", "_outbound", "_reason", "_request", "_rest", "asks")
 
     def __init__(
         self,
@@ -185,11 +192,12 @@ class _TextChannel(OnePrompt):
         answer: Outbound | Wrapping,
         worker: Worker,
         max_text: int,
+        said: Decided,
     ) -> None:
         report: PromptReport | None = None
         if request.parameters.decoder_input_details and (member := request.shows_prompt):
             report = PromptReport(worker, f"parameters.{member}")
-        super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters), report)
+        super().__init__(exchange, worker, prompt_of(request.inputs, request.parameters, said), report)
         self._request, self._answer, self._outbound = request, answer, exchange.outbound
         self.asks: Session[Any, Any] | None = None
         """The session, which keeps the number of the prompt's tokens; None if the answer does not need it, or has it."""
@@ -198,16 +206,19 @@ class _TextChannel(OnePrompt):
         """Makes the line of a plain token while `text` need not judge it; None until the head is out."""
         self._reason = self._rest = ""
 
-    def try_send(self, message: object, /, has_room: bool = False) -> bool:
+    def try_send(self, message: object, /) -> bool:
         """Sends the most frequent message without waiting: a plain token in mid-stream. `text` need not judge it, as the
         encoder counts tokens too. False, and nothing is sent, for any other message and if there is no room."""
         line = self._line
         if type(message) is not Token or line is None or message.finish is not None:
             return False
-        if message.special or message.prefill or message.sequence or (message.data and self.text.decodes):
+        if message.special or message.prefill or message.thinking or message.sequence:
             return False
-        outbound, text = self._outbound, message.text
-        if not has_room and not outbound.try_room(len(text) + LINE):
+        if message.data and self.text.decodes:
+            return False
+        outbound = self._outbound
+        text = message.text
+        if not outbound.try_room(len(text) + LINE):
             return False
         try:
             piece = line(message.id, text, message.log_prob)
@@ -220,7 +231,7 @@ class _TextChannel(OnePrompt):
             self.text.stop()
         return True
 
-    async def send(self, message: Token | Finish, /) -> None:
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
         if self.try_send(message):
             return
         text = self.text
@@ -229,12 +240,13 @@ class _TextChannel(OnePrompt):
         if not text.passes(message):
             await text.drop()
             return
-        if type(message) is Finish:
+        if type(message) is Token:
+            await self._answer.wait_room(self._size(message))
+        elif type(message) is Finish:
             await self._exchange.turn.checkpoint()
         else:
+            message = spoken(message)
             await self._answer.wait_room(self._size(message))
-            if self._line is not None and self.try_send(message, has_room=True):
-                return
         by = self._line is not None
         if by:  # tokens before it may have been sent by `try_send`
             text.went_by(self._encoder.generated_tokens)

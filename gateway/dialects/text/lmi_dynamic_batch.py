@@ -20,6 +20,7 @@ from gateway.dialects.text.requests import (
     LINE,
     OnePrompt,
     TextCalls,
+    check_format,
     check_supported,
     decided_own,
     rule_of,
@@ -31,8 +32,10 @@ from gateway.dialects.text.requests import (
 from gateway.doorbell import Doorbell
 from gateway.errors import Ending, GatewayError, ModelFailed
 from gateway.workers.worker import Worker
-from models.messages import Family, Finish, Prompt, Token
+from models.continuations import spoken
+from models.messages import Family, Finish, Prompt, Token, ToolCall
 from protocols import lmi
+from protocols.text_members import Decided
 
 _PATIENCE = 2  # checkpoints for which a begun line waits for the tokens of the other prompts
 
@@ -57,15 +60,15 @@ class DynamicDialect:
         slot."""
         answer = wrapping or exchange.outbound
         try:
-            request, unknown = await codec(size, partial(_parse, document, options, worker))
+            request, said = await codec(size, partial(_parse, document, options, worker))
             check_supported(worker, request, options)
             request = within_ceiling(worker, self._calls.models.config.limits, request)
         except lmi.LMIError as e:
             body = lmi.dynamic_error_body(e.message, e.status)
             answer.respond(e.status, [JSON, *lmi.response_headers()], body, ending=Ending.REFUSED)
             return
-        tell_passed(exchange, worker, unknown)
-        batch = _Batch(exchange, request, answer, options)
+        tell_passed(exchange, worker, said.unknown)
+        batch = _Batch(exchange, request, answer, options, said)
         if wrapping is None:
             exchange.fail = batch.fail
         else:
@@ -75,8 +78,8 @@ class DynamicDialect:
         batch.finish()
 
 
-def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker) -> tuple[lmi.DynamicRequest, tuple[str, ...]]:
-    """The request, and the parameters that nobody here knows."""
+def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker) -> tuple[lmi.DynamicRequest, Decided]:
+    """The request, and the judgement on its members."""
     request = lmi.parse_dynamic_document(
         document,
         streaming=options.enable_streaming,
@@ -92,9 +95,14 @@ class _Batch:
     """The prompts of one request, and the answer that they share."""
 
     def __init__(
-        self, exchange: Exchange, request: lmi.DynamicRequest, answer: Outbound | Wrapping, options: LMIConfig
+        self,
+        exchange: Exchange,
+        request: lmi.DynamicRequest,
+        answer: Outbound | Wrapping,
+        options: LMIConfig,
+        said: Decided,
     ) -> None:
-        self.exchange, self.request, self.answer = exchange, request, answer
+        self.exchange, self.request, self.answer, self._said = exchange, request, answer, said
         self.encoder = lmi.DynamicEncoder(request, streaming=options.enable_streaming, max_text=options.max_text)
         self._sending = trio.Lock()  # one prompt waits for room at a time
         self._begun = Doorbell()
@@ -103,7 +111,8 @@ class _Batch:
     async def run(self, worker: Worker) -> None:
         """Calls the model for each prompt, side by side. The first failure stops the others and is raised."""
         exchange, request = self.exchange, self.request
-        prompts = [prompt_of(text, request.parameters) for text in request.inputs]
+        prompts = [prompt_of(text, request.parameters, self._said) for text in request.inputs]
+        await check_format(exchange, worker, prompts[0])
         if worker.context:
             for place, prompt in enumerate(prompts):
                 parameters, _ = await within_room(exchange, worker, prompt.text, prompt.parameters)
@@ -203,8 +212,8 @@ class _PromptChannel(OnePrompt):
         await trio.lowlevel.checkpoint()  # always one, not only when the turn is over: prompts in step share lines
         return self.take()
 
-    async def send(self, message: Token | Finish, /) -> None:
-        text, batch = self.text, self._batch
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
+        text, batch, message = self.text, self._batch, spoken(message)
         if not text.passes(message):
             await text.drop()
         elif type(message) is Finish or message.prefill:  # the answer has no tokens of prompts

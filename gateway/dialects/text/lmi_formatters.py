@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Protocol, final
 
 from gateway.codecs.formatting import Formatting, JSONBounds
-from gateway.codecs.prompts import prompt_of
 from gateway.codecs.threads import codec
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.core.exchange import Exchange
@@ -19,9 +18,10 @@ from gateway.dialects.text.lmi_errors import refuse_as_lmi
 from gateway.dialects.text.requests import LINE, OnePrompt, raised
 from gateway.errors import GatewayError, ModelFailed
 from gateway.workers.worker import Worker
+from models.continuations import spoken
 from models.errors import ModelError
 from models.formatters import TextInput
-from models.messages import Family, Finish, FinishReason, Prompt, Token, utf8
+from models.messages import Family, Finish, FinishReason, Prompt, Token, ToolCall, utf8
 from protocols import lmi
 from protocols.json.strict import cost_of
 
@@ -134,13 +134,12 @@ class FormattedAnswer:
         self,
         exchange: Exchange,
         worker: Worker,
-        request: lmi.TextRequest,
+        prompt: Prompt,
         formatting: Formats,
         answer: Outbound | Wrapping,
         options: LMIConfig,
     ) -> None:
         self._exchange, self._worker, self._answer, self._formatting = exchange, worker, answer, formatting
-        prompt = prompt_of(request.inputs, request.parameters)
         self._channel = _FormattedChannel(self, exchange, worker, prompt, formatting.instance, options.max_text)
 
     async def run(self) -> None:
@@ -212,8 +211,8 @@ class _FormattedChannel(OnePrompt):
         self._prefill: list[Token] = []  # tokens of the prompt that the formatter has not seen yet
         self._over: dict[int, bool] = {}  # each sequence that has begun; True once it has ended
 
-    async def send(self, message: Token | Finish, /) -> None:
-        text = self.text
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
+        text, message = self.text, spoken(message)
         if not text.passes(message):
             await text.drop()
             return

@@ -18,6 +18,7 @@ from gateway.core.route import Needs, Row
 from gateway.core.whole_body import receive_body
 from gateway.dialects.answers import JSON, Wrapping, refusal_headers, reply_headers
 from gateway.dialects.call import session_of
+from gateway.dialects.text.conversation import chat_prompt_of, conversation_of
 from gateway.dialects.text.requests import (
     LINE,
     Asked,
@@ -25,9 +26,11 @@ from gateway.dialects.text.requests import (
     PromptReport,
     TextCalls,
     chat_prompt,
+    check_format,
     count_tokens,
     decided,
     document_in,
+    lists,
     not_supported,
     tell_passed,
     unreported,
@@ -50,9 +53,9 @@ from gateway.errors import (
 )
 from gateway.version import version
 from gateway.workers.worker import Worker
-from models.chat import ChatMessage
+from models.continuations import spoken
 from models.convert import convertible
-from models.messages import Family, Finish, Prompt, Token
+from models.messages import Family, Finish, FinishReason, Prompt, Token, ToolCall
 from models.session import Session
 from protocols import lmi, openai, text_members
 
@@ -100,7 +103,7 @@ class OpenAIDialect:
             worker = self._worker(exchange, document)
             options = self._calls.options(worker)
             read = partial(_read_completion, worker, document, self._models.config.openai.max_tokens)
-            request, unknown = await codec(size, read)
+            request, said = await codec(size, read)
             del document, read
             if not request.parameters.extra:
                 exchange.making(0)
@@ -109,7 +112,7 @@ class OpenAIDialect:
         except openai.OpenAIError as e:
             _refuse_request(exchange.outbound, e)
             return
-        tell_passed(exchange, worker, unknown)
+        tell_passed(exchange, worker, said.unknown)
         encoder = openai.CompletionEncoder(
             request,
             id=f"cmpl-{exchange.id}",
@@ -117,8 +120,10 @@ class OpenAIDialect:
             model=request.model or worker.name,
             max_text=options.max_text,
         )
-        prompts = [prompt_of(text, request.parameters) for text in request.prompts]
-        await _Answer(exchange, encoder, exchange.outbound, request).run(worker, prompts, request.n)
+        prompts = [prompt_of(text, request.parameters, said) for text in request.prompts]
+        answer = _Answer(exchange, encoder, exchange.outbound, request, worker)
+        await check_format(exchange, worker, prompts[0])
+        await answer.run(prompts)
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models: the models that can answer as text models."""
@@ -148,30 +153,40 @@ class OpenAIDialect:
         if wrapping is None and exchange.dialect != "openai":
             exchange.words = refuse
         answer = wrapping or exchange.outbound
+        give_back: Callable[[], None] | None = None
         try:
             # OpenAI's own routes always answer in its form; `output_formatter` holds at LMI's.
             form = openai.ChatForm.OPENAI if exchange.dialect == "openai" else _form_of(options)
             usual = form is openai.ChatForm.OPENAI
             most = self._models.config.openai.max_tokens if usual else lmi.Parameters().max_new_tokens
-            request, messages, unknown = await codec(size, partial(_read_chat, worker, document, most))
+            request, decided = await codec(size, partial(_read_chat, worker, document, most))
+            if not usual and request.tools:
+                raise openai.OpenAIError(f"tools: not offered by {options.output_formatter}", param="tools")
             _check_supported(worker, request, options)
             request = _within_ceiling(worker, self._models.config.limits, request)
+            if request.media:
+                give_back = exchange.reserve_objects(request.media // 4 * 3)
+            said = await codec(request.media, partial(conversation_of, worker, request, decided))
+            tell_passed(exchange, worker, decided.unknown)
+            encoder = openai.ChatEncoder(
+                request,
+                id=f"chatcmpl-{exchange.id}",
+                created=int(time.time()),
+                model=request.model or worker.name,
+                form=form,
+                fingerprint=self._fingerprint,
+                max_text=options.max_text,
+                show_thinking=usual and request.include_reasoning,
+            )
+            shown = _Answer(exchange, encoder, answer, request, worker)
+            prompt = chat_prompt_of(await chat_prompt(exchange, worker, said, size), request, said, decided)
+            await check_format(exchange, worker, prompt)
+            await shown.run([prompt])
         except openai.OpenAIError as e:
             _refuse_request(answer, e)
-            return
-        tell_passed(exchange, worker, unknown)
-        encoder = openai.ChatEncoder(
-            request,
-            id=f"chatcmpl-{exchange.id}",
-            created=int(time.time()),
-            model=request.model or worker.name,
-            form=form,
-            fingerprint=self._fingerprint,
-            max_text=options.max_text,
-        )
-        shown = _Answer(exchange, encoder, answer, request)
-        prompt = prompt_of(await chat_prompt(exchange, worker, messages, size), request.parameters)
-        await shown.run(worker, [prompt], request.n)
+        finally:
+            if give_back is not None:
+                give_back()
 
     async def _document(self, exchange: Exchange) -> tuple[dict[str, Any], int]:
         """The request's document, and the size of its body in bytes."""
@@ -210,9 +225,14 @@ class _Answer:
         encoder: openai.ChatEncoder | openai.CompletionEncoder,
         answer: Outbound | Wrapping,
         request: openai.ChatRequest | openai.CompletionRequest,
+        worker: Worker,
     ) -> None:
-        self.exchange, self.encoder, self.answer = exchange, encoder, answer
-        self._given = request.given
+        self.exchange, self.encoder, self.answer, self.worker = exchange, encoder, answer, worker
+        self.request = request
+        chat = request if type(encoder) is openai.ChatEncoder and type(request) is openai.ChatRequest else None
+        self.calls = chat if chat is not None and chat.tools and chat.tool_choice != "none" else None
+        """The request, if the model may call tools."""
+        self.shows_thinking = chat is not None and chat.include_reasoning
         self._counts: list[int | None] = []
         """The number of tokens of each prompt that was begun; None: unknown."""
         self._asking: _ChoicesChannel | None = None
@@ -223,29 +243,32 @@ class _Answer:
         else:
             answer.in_band(self._error_event)
 
-    async def run(self, worker: Worker, prompts: list[Prompt], n: int) -> None:
-        """Calls the model for one prompt after the other, within one slot, and ends the answer."""
-        exchange, tells = self.exchange, self.encoder.tells_usage
+    async def run(self, prompts: list[Prompt]) -> None:
+        """Calls the model for one prompt after the other, within one slot, and ends the answer. A model that makes one
+        sequence of a prompt is called once for each choice."""
+        exchange, worker, n = self.exchange, self.worker, self.request.n
+        tells, calls = self.encoder.tells_usage, 1 if n == 1 or lists(worker, "n") else n
         with await worker.slots.take(exchange):
             for place, prompt in enumerate(prompts):
                 self._counts.append(None)
-                report = PromptReport(worker, "echo") if self._reported else None
-                counted = None
                 if worker.context:
-                    parameters, counted = await within_room(exchange, worker, prompt.text, prompt.parameters)
+                    parameters, self._counts[-1] = await within_room(exchange, worker, prompt.text, prompt.parameters)
                     prompt = msgspec.structs.replace(prompt, parameters=parameters)
-                self._asking = channel = _ChoicesChannel(self, worker, prompt, place, n, report)
-                channel.counted = counted
-                channel.session = session_of(exchange, worker, channel)
-                channel.counter = partial(count_tokens, exchange, worker, prompt.text) if tells else None
-                try:
-                    await worker.call(channel.session, exchange, Family.TEXT)
-                    channel.check_report(None)
-                    await channel.count()
-                    self.reckon()
-                finally:
-                    self._asking = channel.session = None  # they know each other: a cycle would keep the request
-                channel.end()
+                for number in range(calls):
+                    one = prompt if calls == 1 else _one_of(prompt, number)
+                    report = PromptReport(worker, "echo") if self._reported and not number else None
+                    self._asking = channel = _ChoicesChannel(self, one, place, place * n + number, report)
+                    channel.counted = self._counts[-1]
+                    channel.session = session_of(exchange, worker, channel)
+                    channel.counter = partial(count_tokens, exchange, worker, prompt.text) if tells else None
+                    try:
+                        await worker.call(channel.session, exchange, Family.TEXT)
+                        channel.check_report(None)
+                        await channel.count()
+                        self.reckon()
+                    finally:
+                        self._asking = channel.session = None  # they know each other: a cycle would keep the request
+                    channel.end()
         self._finish()
 
     def reckon(self) -> None:
@@ -312,8 +335,11 @@ class _Answer:
         said = _error_of(error)
         if isinstance(error, ModelFailed) and error.request_to_blame:
             name = error.message.partition(":")[0]
-            named = name if name in self._given.values() else self._given.get(name)
+            given = self.request.given
+            named = name if name in given.values() else given.get(name)
             said.param = self._text_member if error.too_long else named
+        elif isinstance(error, ModelFailed) and error.code == "BadTemplateValue":
+            said.param = error.message.partition(":")[0]
         return said
 
 
@@ -321,11 +347,10 @@ class _Answer:
 class _ChoicesChannel(OnePrompt):
     """The channel of one prompt: the tokens of its choices come out."""
 
-    def __init__(
-        self, answer: _Answer, worker: Worker, prompt: Prompt, place: int, n: int, report: PromptReport | None
-    ) -> None:
-        super().__init__(answer.exchange, worker, prompt, report)
-        self._answer, self._place, self._n = answer, place, n
+    def __init__(self, answer: _Answer, prompt: Prompt, place: int, first: int, report: PromptReport | None) -> None:
+        super().__init__(answer.exchange, answer.worker, prompt, report)
+        self._answer, self._place, self._first = answer, place, first
+        self.text.shows_thinking = answer.shows_thinking
         self.session: Session[Any, Any] | None = None
         """The session, which keeps the number of the prompt's tokens once a token has reported it."""
         self.counter: Callable[[], Awaitable[int | None]] | None = None
@@ -334,7 +359,7 @@ class _ChoicesChannel(OnePrompt):
         self.counted: int | None = None
         """The number of the prompt's tokens by the model's `count_tokens`, once it was called."""
 
-    async def send(self, message: Token | Finish, /) -> None:
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
         answer, encoder, text = self._answer, self._answer.encoder, self.text
         if self._report is not None:
             self.check_report(message)
@@ -347,7 +372,12 @@ class _ChoicesChannel(OnePrompt):
         if self.counter is not None and encoder.streaming:
             await self._count_before(message)
         sequence = message.sequence
-        choice = self._place * self._n + sequence
+        choice = self._first + sequence
+        if type(message) is not Token:
+            if type(message) is ToolCall and answer.calls is not None:
+                await self._send_call(message, choice, answer.calls)
+                return
+            message = spoken(message)
         if type(message) is Finish:
             await answer.room(encoder.lead(choice) + text.held(sequence), 0)
         elif message.prefill:
@@ -359,6 +389,8 @@ class _ChoicesChannel(OnePrompt):
         try:
             if type(message) is Finish:
                 rest = encoder.rest(text.rest(sequence), choice)
+                if message.completion_tokens is not None:
+                    encoder.count(message.completion_tokens, choice)
                 answer.put(rest + encoder.finish(message.reason.value, choice))
                 return
             if message.prefill:
@@ -366,6 +398,10 @@ class _ChoicesChannel(OnePrompt):
                 encoder.prefill(message.id, message.text, message.log_prob, self._place, message.top, message.data)
                 return
             reason = None if message.finish is None else message.finish.value
+            if message.thinking:
+                answer.put(encoder.thought(message.id, message.text, message.log_prob, reason, choice))
+                text.sent()
+                return
             # A token that now shows text held back by earlier ones had no bytes of its own: its bytes are empty then.
             unchanged = type(said) is Token and message.text == said.text
             chunk = encoder.token(
@@ -383,6 +419,31 @@ class _ChoicesChannel(OnePrompt):
         answer.put(chunk)
         text.sent()
 
+    async def _send_call(self, call: ToolCall, choice: int, request: openai.ChatRequest) -> None:
+        """Sends a piece of a call. If the client takes one call at most, the text ends before the second."""
+        answer, encoder, text = self._answer, self._answer.encoder, self.text
+        assert isinstance(encoder, openai.ChatEncoder)
+        size = encoder.lead(choice) + text.held(call.sequence) + len(call.arguments) + len(call.name) + len(call.id)
+        await answer.room(size, 0)
+        if not request.parallel_tool_calls and call.index and "parallel_tools" not in answer.worker.features:
+            answer.put(encoder.finish(FinishReason.TOOL_CALLS.value, choice))
+            text.cut(call.sequence)
+            return
+        if not request.parallel_tool_calls and call.index:
+            message = f"model {answer.worker.name!r} has called a second tool, and parallel_tool_calls is false"
+            raise ModelFailed(message, code="UnexpectedToolCall", status=500)
+        taken = text.take(call)
+        reason = None if taken.finish is None else taken.finish.value
+        try:
+            rest = encoder.rest(text.rest(call.sequence), choice)
+            piece = encoder.call(
+                call.index, call.id, call.name, call.arguments, sequence=choice, finish=reason, tokens=call.tokens
+            )
+        except openai.OpenAIError as e:
+            raise _too_long(e) from None
+        answer.put(rest + piece)
+        text.sent()
+
     @property
     def prompt_tokens(self) -> int | None:
         """The number of the prompt's tokens: the one that the model has set, otherwise that of the prompt tokens it has
@@ -397,7 +458,7 @@ class _ChoicesChannel(OnePrompt):
             if self.prompt_tokens is None:
                 self.counted = await counter()
 
-    async def _count_before(self, message: Token | Finish) -> None:
+    async def _count_before(self, message: Token | ToolCall | Finish) -> None:
         """Counts the prompt's tokens before the first chunk, whose head shows whether the usage has them."""
         if message.prompt_tokens is None and not (isinstance(message, Token) and message.prefill):
             await self.count()
@@ -413,7 +474,7 @@ class _ChoicesChannel(OnePrompt):
         answer = self._answer
         try:
             for sequence, text in self.text.rests():
-                answer.put(answer.encoder.rest(text, self._place * self._n + sequence))
+                answer.put(answer.encoder.rest(text, self._first + sequence))
         except openai.OpenAIError as e:
             raise _too_long(e) from None
 
@@ -452,26 +513,34 @@ def _error_of(error: GatewayError) -> openai.OpenAIError:
 
 
 def _too_long(error: openai.OpenAIError) -> ModelFailed:
-    return ModelFailed(error.message, code="TooLong", status=500)
+    return ModelFailed(error.message, code="TooLong" if error.code == "answer_too_long" else "BadAnswer", status=500)
 
 
-def _read_chat(
-    worker: Worker, document: dict[str, Any], max_tokens: int
-) -> tuple[openai.ChatRequest, list[ChatMessage], tuple[str, ...]]:
-    """The request, its messages in the form that the model's template takes, and the members that nobody here knows."""
-    request, unknown = _decided(worker, openai.parse_chat(document, max_tokens=max_tokens), "chat")
-    return request, [ChatMessage(role=m.role, content=m.content, name=m.name) for m in request.messages], unknown
+def _read_chat(worker: Worker, document: dict[str, Any], max_tokens: int) -> tuple[openai.ChatRequest, text_members.Decided]:
+    """The request, and the judgement on its members."""
+    features = worker.features
+    request, said = _decided(
+        worker, openai.parse_chat(document, max_tokens=max_tokens, features=features, model=worker.name), "chat"
+    )
+    if said.prefill and request.messages[-1].role != "assistant":
+        asked = "continue_final_message" if document.get("continue_final_message") else "add_generation_prompt"
+        role = request.messages[-1].role
+        message = (
+            f"{asked}: expected the last message to be the assistant's, which is to be continued, got one of role {role}"
+        )
+        raise openai.OpenAIError(message, param=asked)
+    return request, said
 
 
 def _read_completion(
     worker: Worker, document: dict[str, Any], max_tokens: int
-) -> tuple[openai.CompletionRequest, tuple[str, ...]]:
-    """The request, and the members that nobody here knows."""
+) -> tuple[openai.CompletionRequest, text_members.Decided]:
+    """The request, and the judgement on its members."""
     return _decided(worker, openai.parse_completion(document, max_tokens=max_tokens), "completions")
 
 
-def _decided(worker: Worker, request: Asked, form: text_members.Form) -> tuple[Asked, tuple[str, ...]]:
-    """The request with what its model gets, and the names to tell. OpenAIError names a member that is refused."""
+def _decided(worker: Worker, request: Asked, form: text_members.Form) -> tuple[Asked, text_members.Decided]:
+    """The request with what its model gets, and the judgement on its members. OpenAIError names one that is refused."""
     try:
         return decided(worker, request, form)
     except text_members.MemberRefused as e:
@@ -483,6 +552,14 @@ def _check_supported(worker: Worker, request: openai.ChatRequest | openai.Comple
     prompt that it does not report."""
     if name := unsupported(worker, request.parameters, request.given, options):
         raise openai.OpenAIError(f"{name}: {not_supported(worker)}", param=name)
+    parameters = request.parameters
+    for name, more in (("best_of", parameters.best_of > request.n), ("num_beams", parameters.num_beams > 1)):
+        if more and not lists(worker, name):
+            said = request.given.get(name, name)
+            message = (
+                f"{said}: expected at most n ({request.n}), as model {worker.name!r} does not list {name} in its parameters"
+            )
+            raise openai.OpenAIError(message, param=said)
     shown = isinstance(request, openai.CompletionRequest) and request.shows_prompt
     if shown and (why := unreported(worker, request.parameters.prompt_logprobs or 0)):
         raise openai.OpenAIError(f"echo: {why}", param="echo")
@@ -502,3 +579,13 @@ def _refuse_request(answer: Outbound | Wrapping, error: openai.OpenAIError) -> N
 
 def _form_of(options: LMIConfig) -> openai.ChatForm:
     return _FORMS.get(options.output_formatter, openai.ChatForm.OPENAI)
+
+
+def _one_of(prompt: Prompt, number: int) -> Prompt:
+    """The prompt for one of several choices: the seeds of all differ, and the prompt's tokens are reported once."""
+    given = prompt.parameters
+    changed: dict[str, Any] = {"n": 1, "best_of": 1}
+    if number:
+        changed |= {"seed": None if given.seed is None else given.seed + number}
+        changed |= {"decoder_input_details": False, "prompt_logprobs": None}
+    return msgspec.structs.replace(prompt, parameters=msgspec.structs.replace(given, **changed))

@@ -24,10 +24,10 @@ from gateway.dialects.json_bodies import read_json
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import GatewayError, ModelCrashed, ModelFailed
 from gateway.workers.worker import Worker
-from models.chat import ChatMessage, plain_template
+from models.chat import Conversation, apply_template, plain_template
 from models.continuations import Continuations
 from models.errors import ContextLengthExceeded, ModelError, is_failure
-from models.messages import Finish, GenerationParameters, Prompt, Token
+from models.messages import Finish, GenerationParameters, Prompt, Token, ToolCall
 from protocols import lmi, openai, text_members
 
 log = logging.getLogger("gateway.dialects")
@@ -74,29 +74,42 @@ def decided(
     request: Asked,
     form: text_members.Form,
     *,
+    judges: bool = True,
     prefix: str = "",
     beside: Mapping[str, Any] | None = None,
-) -> tuple[Asked, tuple[str, ...]]:
-    """The request with those members in `parameters.extra` that go on to its model, and the names of those that nobody here
-    knows (`tell_passed`). MemberRefused for one that asks for what the answer would not have: see `text_members.decide`."""
+) -> tuple[Asked, text_members.Decided]:
+    """The request with those members in `parameters.extra` that go on to its model, and the judgement on its members.
+    MemberRefused for one that asks for what the answer would not have: see `text_members.decide`. With `judges`, a model
+    that judges formats itself must be asked then (`check_format`)."""
     parameters = request.parameters
     if not parameters.extra and not beside:
-        return request, ()
+        return request, text_members.NOTHING
     listed = worker.said("parameters")
     if not isinstance(listed, Collection):
         listed = ()
-    kept = text_members.decide(parameters.extra, listed, worker.name, form, prefix=prefix, beside=beside)
+    kept = text_members.decide(
+        parameters.extra,
+        listed,
+        worker.name,
+        form,
+        features=worker.features,
+        judges=judges and worker.said("check_format") is not None,
+        prefix=prefix,
+        beside=beside,
+    )
     if len(kept.extra) < len(parameters.extra):
         request = msgspec.structs.replace(request, parameters=msgspec.structs.replace(parameters, extra=kept.extra))
-    return request, kept.unknown
+    return request, kept
 
 
-def decided_own(worker: Worker, request: Asked, document: Mapping[str, Any]) -> tuple[Asked, tuple[str, ...]]:
+def decided_own(
+    worker: Worker, request: Asked, document: Mapping[str, Any], *, judges: bool = True
+) -> tuple[Asked, text_members.Decided]:
     """`decided` for a document of LMI's schema, whose `parameters` are the model's own. Other members of it never go on to
     the model. LMIError for a member that is refused."""
     beside = {name: value for name, value in document.items() if name not in lmi.MEMBERS}
     try:
-        return decided(worker, request, "own", prefix="parameters.", beside=beside)
+        return decided(worker, request, "own", judges=judges, prefix="parameters.", beside=beside)
     except text_members.MemberRefused as e:
         stage: lmi.Stage = "parameters" if e.path.startswith("parameters.") else "payload"
         raise lmi.LMIError(e.message, stage=stage) from None
@@ -181,6 +194,12 @@ def unsupported(worker: Worker, parameters: lmi.Parameters, given: Mapping[str, 
     return given.get(first := min(refused), first)[:60] if refused else ""
 
 
+def lists(worker: Worker, parameter: str) -> bool:
+    """True if the model lists a parameter among those that it acts on."""
+    listed = worker.said("parameters")
+    return isinstance(listed, Collection) and parameter in listed
+
+
 def unreported(worker: Worker, alternatives: int = 0) -> str:
     """The reason why the tokens of a prompt cannot be shown, with so many `alternatives` of each: the model lists the
     parameters that it acts on, and those that ask for them are not among them. Empty if they are, and if it lists nothing:
@@ -205,7 +224,7 @@ class PromptReport:
         """`member` of the request asks for the report."""
         self._model, self._member, self._begun = worker.name, member, False
 
-    def check(self, message: Token | Finish | None) -> bool:
+    def check(self, message: Token | ToolCall | Finish | None) -> bool:
         """True once the report is complete: it comes before any other message, and before the model's end, which is None.
         ModelFailed if there is none."""
         if type(message) is Token and message.prefill:
@@ -239,20 +258,32 @@ async def document_in(exchange: Exchange, body: memoryview, content_type: str, l
     return await read_json(exchange, body, limits, read)
 
 
-async def chat_prompt(exchange: Exchange, worker: Worker, messages: Sequence[ChatMessage], size: int) -> str:
+async def chat_prompt(exchange: Exchange, worker: Worker, said: Conversation, size: int) -> str:
     """Makes the model's prompt of a conversation, by the model's chat template or the plain one. A request of `size` bytes
     that is long runs it in a thread. ModelFailed, ModelCrashed if the template fails."""
-    template: Callable[[Sequence[ChatMessage]], Any] = worker.said("chat_template") or plain_template
+    template: Callable[..., Any] = worker.said("chat_template") or plain_template
     try:
-        if size <= LONG and not getattr(template, "elsewhere", False):
-            prompt = template(messages)
+        if getattr(template, "elsewhere", False):
+            prompt = await worker.run_author_code(partial(template, said))
+        elif size <= LONG:
+            prompt = apply_template(template, said)
         else:
-            prompt = await worker.run_author_code(partial(template, messages))
+            prompt = await worker.run_author_code(partial(apply_template, template, said))
     except BaseException as e:
         raised(exchange, worker, "chat template", e)
     if not isinstance(prompt, str):
         raise ModelFailed(f"the chat template returned {type(prompt).__name__}, not str", code="BadTemplate", status=500)
     return prompt
+
+
+async def check_format(exchange: Exchange | InnerCall, worker: Worker, asked: Prompt) -> None:
+    """Asks a model that judges formats itself about the prompt's. ModelFailed, ModelCrashed if it refuses or fails."""
+    if asked.response_format is None or (check := worker.said("check_format")) is None:
+        return
+    try:
+        await worker.run_author_code(partial(check, asked.response_format))
+    except BaseException as e:
+        raised(exchange, worker, "check_format", e)
 
 
 async def count_tokens(exchange: Exchange | InnerCall, worker: Worker, text: str) -> int | None:
@@ -303,6 +334,8 @@ def raised(exchange: Exchange | InnerCall, worker: Worker, what: str, error: Bas
 class OnePrompt:
     """The part that the channels of all schemas share: one prompt in, and the text of the answer to it."""
 
+    __slots__ = ("_exchange", "_prompt", "_report", "exhausted", "text")
+
     def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, report: PromptReport | None = None) -> None:
         """`report`: given if the answer shows the prompt's tokens."""
         self._exchange, self._prompt = exchange, prompt
@@ -322,7 +355,7 @@ class OnePrompt:
         await self._exchange.turn.checkpoint()
         return self.take()
 
-    def check_report(self, message: Token | Finish | None) -> None:
+    def check_report(self, message: Token | ToolCall | Finish | None) -> None:
         """Called with each message, and with None at the end of the model's call. ModelFailed if the answer must show the
         prompt's tokens, and the model has not sent them first."""
         if self._report is not None and self._report.check(message):

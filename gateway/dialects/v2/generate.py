@@ -26,7 +26,7 @@ from gateway.dialects.v2.requests import V2Calls, error_of, schedule, slot_withi
 from gateway.dialects.v2.text import TextAsked, WholeText, size_of, taken, text_asked, with_room
 from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
-from models.messages import Family, Finish, InferResponse, Prompt, Token, utf8
+from models.messages import Family, Finish, InferResponse, Prompt, Token, ToolCall, utf8
 from protocols import v2
 from protocols.events import Buffer
 from protocols.v2 import generate
@@ -190,7 +190,7 @@ class _TextEvents(StreamedResponses):
     async def receive(self) -> Prompt:
         return await self._prompt.receive()
 
-    async def send(self, message: Token | Finish, /) -> None:
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
         made, text = perf_counter_ns(), self.text
         if not text.passes(message):
             await text.drop()

@@ -15,8 +15,8 @@ from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.text.requests import OnePrompt, decided, within_ceiling, within_room
 from gateway.errors import ModelFailed
 from gateway.workers.worker import Worker
-from models.continuations import Continuations
-from models.messages import Finish, Prompt, Token, utf8
+from models.continuations import Continuations, spoken
+from models.messages import Finish, Prompt, Token, ToolCall, utf8
 from protocols import lmi, v2
 from protocols.events import Buffer
 from protocols.text_members import MemberRefused
@@ -46,12 +46,12 @@ def text_asked(text: str, given: Mapping[str, Any], id: str, worker: Worker, lim
     try:
         request = lmi.parse_document({"inputs": text, "parameters": given})
         lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
-        request, unknown = decided(worker, request, "own")
+        request, said = decided(worker, request, "own", judges=False)
         request = within_ceiling(worker, limits, request)
     except (lmi.LMIError, MemberRefused) as e:
         raise v2.V2Error(e.message) from None
-    prompt = prompt_of(request.inputs, request.parameters)
-    return TextAsked(prompt=prompt, id=id, given=given, unknown=unknown)
+    prompt = prompt_of(request.inputs, request.parameters, said)
+    return TextAsked(prompt=prompt, id=id, given=given, unknown=said.unknown)
 
 
 async def with_room(caller: Exchange | InnerCall, worker: Worker, asked: TextAsked) -> TextAsked:
@@ -63,18 +63,22 @@ async def with_room(caller: Exchange | InnerCall, worker: Worker, asked: TextAsk
     return msgspec.structs.replace(asked, prompt=msgspec.structs.replace(prompt, parameters=parameters))
 
 
-def size_of(text: Continuations, message: Token | Finish) -> int:
+def size_of(text: Continuations, message: Token | ToolCall | Finish) -> int:
     """About the bytes of the response to a message that `Continuations.passes` has accepted."""
+    if type(message) is Token:
+        return _BESIDE + text.held(message.sequence) + len(message.text) + len(message.data)
     size = _BESIDE + text.held(message.sequence)
-    return size + len(message.text) + len(message.data) if type(message) is Token else size
+    return size + len(message.text) if type(message) is ToolCall else size
 
 
-def taken(text: Continuations, message: Token | Finish) -> str | None:
+def taken(text: Continuations, message: Token | ToolCall | Finish) -> str | None:
     """The text that a message adds to the answer; None if it adds none. The message has passed, and there is room."""
-    message = text.take(message)
+    if type(message) is Token:
+        message = text.take(message)
+        return None if message.prefill or message.thinking else message.text
     if type(message) is Finish:
-        return text.rest(message.sequence) or None
-    return None if message.prefill else message.text
+        return text.rest(text.take(message).sequence) or None
+    return text.take(spoken(message)).text
 
 
 @final
@@ -86,7 +90,7 @@ class WholeText(OnePrompt):
         self._kept: list[bytes] = []
         self._size = 0
 
-    async def send(self, message: Token | Finish, /) -> None:
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
         text = self.text
         if not text.passes(message):
             await text.drop()
@@ -119,7 +123,7 @@ class EachToken(OnePrompt):
         super().__init__(exchange, worker, prompt)
         self._speak, self._response = speak, response
 
-    async def send(self, message: Token | Finish, /) -> None:
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
         text = self.text
         if not text.passes(message):
             await text.drop()
@@ -127,7 +131,7 @@ class EachToken(OnePrompt):
         await self._speak(size_of(text, message), partial(self._take, message))
         text.sent()
 
-    def _take(self, message: Token | Finish) -> Sequence[Buffer]:
+    def _take(self, message: Token | ToolCall | Finish) -> Sequence[Buffer]:
         said = taken(self.text, message)
         return () if said is None else self._response(utf8(said))
 

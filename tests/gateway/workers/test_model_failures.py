@@ -275,7 +275,7 @@ async def test_a_message_that_is_none_is_in_the_log_with_its_traceback(wire: str
         assert house.endings == {"model-error": 1}
     (record,) = [record for record in caplog.records if record.message == "model raised"]
     assert record.exc_info is not None
-    assert "a text call is answered with Token and Finish, not str" in str(record.exc_info[1])
+    assert "a text call is answered with Token, ToolCall and Finish, not str" in str(record.exc_info[1])
     assert list(reasons(caplog)) == []  # it is said once
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.chat import Role as ModelRole
+from models.messages import Role as ModelRole
 from protocols.lmi.parameters import Parameters
 from protocols.openai import ChatRequest, CompletionRequest, Message, OpenAIError, Role, parse_chat, parse_completion
 
@@ -16,7 +16,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def chat(**members: Any) -> ChatRequest:
-    return parse_chat({"messages": HELLO, **members})
+    return parse_chat({"messages": HELLO, **members}, model="m")
 
 
 def completion(**members: Any) -> CompletionRequest:
@@ -39,7 +39,7 @@ def test_a_conversation_is_its_messages_in_order() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi", "name": "Ada"},
         {"role": "assistant", "content": None, "tool_calls": []},
-        {"role": "tool", "content": "42", "tool_call_id": "call_1"},
+        {"role": "function", "content": "42", "name": "f"},
     ]
     assert parse_chat({"model": "lm", "messages": messages}) == ChatRequest(
         model="lm",
@@ -47,7 +47,7 @@ def test_a_conversation_is_its_messages_in_order() -> None:
             Message(role="system", content="Be brief."),
             Message(role="user", content="Hi", name="Ada"),
             Message(role="assistant", content=""),
-            Message(role="tool", content="42"),
+            Message(role="function", content="42", name="f"),
         ),
         parameters=Parameters(do_sample=True, max_new_tokens=2**31 - 1, include_stop_str_in_output=False),
     )
@@ -79,15 +79,15 @@ def test_the_text_of_several_parts_is_theirs_one_after_another() -> None:
         ),
         (
             [{"role": "user"}],
-            "messages[0].content: expected a string or an array of parts of type text, got nothing",
+            "messages[0].content: expected a string or an array of parts, got nothing",
         ),
         (
             [{"role": "user", "content": []}],
-            "messages[0].content: expected a string or an array of parts of type text, got an array of 0",
+            "messages[0].content: expected a string or an array of parts, got an array of 0",
         ),
         (
             [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]}],
-            "messages[0].content[1].type: expected text, which is all that the models here read, got the string 'image_url'",
+            "messages[0].content[1].type: model 'm' does not declare images",
         ),
         (
             [{"role": "user", "content": [{"type": "text"}]}],
@@ -99,7 +99,7 @@ def test_the_text_of_several_parts_is_theirs_one_after_another() -> None:
         ),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}],
-            "messages[0].tool_calls: not offered, the models here read text alone",
+            "messages[0].tool_calls: model 'm' does not declare tools",
         ),
     ],
 )

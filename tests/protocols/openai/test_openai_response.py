@@ -12,57 +12,8 @@ from hypothesis import strategies as st
 
 from models.messages import TopToken
 from protocols.errors import LocalProtocolError
-from protocols.events import Signal
-from protocols.openai import (
-    ChatEncoder,
-    ChatForm,
-    CompletionEncoder,
-    OpenAIError,
-    model_body,
-    models_body,
-    parse_chat,
-    parse_completion,
-)
-from protocols.sse import SSEDecoder
-
-
-def chat(
-    form: ChatForm = ChatForm.OPENAI, *, prompt_tokens: int | None = 9, max_text: int = 1 << 20, **members: Any
-) -> ChatEncoder:
-    request = parse_chat({"messages": [{"role": "user", "content": "Hello!"}], **members})
-    return ChatEncoder(
-        request, id="chatcmpl-123", created=1694268190, model="lm", form=form, prompt_tokens=prompt_tokens, max_text=max_text
-    )
-
-
-def completion(*, prompt_tokens: int | None = 5, max_text: int = 1 << 20, **members: Any) -> CompletionEncoder:
-    request = parse_completion({"prompt": "This is", **members})
-    return CompletionEncoder(
-        request, id="cmpl-7", created=1690759702, model="lm", prompt_tokens=prompt_tokens, max_text=max_text
-    )
-
-
-def generate(out: ChatEncoder | CompletionEncoder) -> bytes:
-    """Two tokens of text and the end of the sequence."""
-    body = out.token(1, "Hel", -0.5) + out.token(2, "lo", -0.25) + out.token(0, "", -0.125, True, "eos_token")
-    return body + (out.end() if out.streaming else out.document())
-
-
-def events(body: bytes) -> list[str]:
-    """The data of each event, as a client's decoder finds them."""
-    decoder = SSEDecoder()
-    decoder.receive_data(body)
-    found = []
-    while not isinstance(event := decoder.next_event(), Signal):
-        found.append(event.data.decode())
-    return found
-
-
-def chunks(body: bytes) -> list[Any]:
-    *data, done = events(body)
-    assert done == "[DONE]"
-    return [json.loads(text) for text in data]
-
+from protocols.openai import ChatForm, CompletionEncoder, OpenAIError, model_body, models_body
+from tests.protocols.openai.answers import chat, chunks, completion, events, generate
 
 # --- chat completions
 

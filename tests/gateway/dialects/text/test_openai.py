@@ -683,6 +683,9 @@ async def test_another_method_is_refused_in_the_same_words(autojump_clock: Any) 
         assert (status, body["error"]["type"]) == (405, "invalid_request_error")
 
 
+SEVERAL = frozenset({"n"})
+"""The parameters of a model that makes several sequences of a prompt itself."""
+
 # -- choices and their ends --------------------------------------------------------------------------------------------
 
 
@@ -697,7 +700,7 @@ async def test_why_each_choice_has_ended(stream: bool, autojump_clock: Any) -> N
             await session.send(Token(text="a", sequence=2))
         await session.send(Token(text="a"))
 
-    async with serving(text_spec(various)) as house:
+    async with serving(text_spec(various, parameters=SEVERAL)) as house:
         _, _, body = await ask(house, CHAT, {**SAID, "n": 3, "max_tokens": 3, "stream": stream})
         chunks = events_in(body) if stream else [json.loads(body)]
         reasons = {c["index"]: c["finish_reason"] for chunk in chunks for c in chunk["choices"]}
@@ -707,20 +710,57 @@ async def test_why_each_choice_has_ended(stream: bool, autojump_clock: Any) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_model_that_knows_of_one_choice_alone_makes_the_first(path: str, stream: bool, autojump_clock: Any) -> None:
-    async def endless(session: Session[Prompt, Any]) -> None:
-        await session.receive()
-        while True:
-            await session.send(Token(text="a"))
+async def test_a_model_that_makes_one_sequence_is_called_once_for_each_choice(
+    path: str, stream: bool, autojump_clock: Any
+) -> None:
+    seen: list[Prompt] = []
 
-    async with serving(text_spec(endless)) as house:
+    async def endless(session: Session[Prompt, Any]) -> None:
+        seen.append(prompt := await session.receive())
+        while True:
+            await session.send(Token(text="abc"[len(seen) - 1], prompt_tokens=7))
+            assert prompt.parameters.n == 1
+
+    async with serving(text_spec(endless, capacity=1)) as house:
         asked = {**SAID, "prompt": "x"} if path is COMPLETIONS else SAID
-        _, _, body = await ask(house, path, {**asked, "n": 3, "max_tokens": 4, "stream": stream})
+        asked = {**asked, "n": 3, "seed": 5, "max_tokens": 2, "stream": stream, "logprobs": None}
+        _, _, body = await ask(house, path, asked | ({"stream_options": {"include_usage": True}} if stream else {}))
         if stream:
-            assert texts_in(events_in(body)) == {0: "aaaa"}
+            assert texts_in(events_in(body)) == {0: "aa", 1: "bb", 2: "cc"}
+            usage = events_in(body)[-1]["usage"]
         else:
-            assert [choice["finish_reason"] for choice in json.loads(body)["choices"]] == ["length"]
+            answer = json.loads(body)
+            assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+            assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 3
+            usage = answer["usage"]
+        assert usage == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+        assert [prompt.parameters.seed for prompt in seen] == [5, 6, 7]
         assert house.endings == {"complete": 1}
+
+
+async def test_the_first_choice_that_fails_ends_the_answer(autojump_clock: Any) -> None:
+    calls = []
+
+    async def second_fails(session: Session[Prompt, Any]) -> None:
+        calls.append(await session.receive())
+        if len(calls) == 2:
+            raise ModelError("no more")
+        await session.send(Token(text="a"))
+
+    async with serving(text_spec(second_fails)) as house:
+        status, _, body = await ask(house, CHAT, {**SAID, "n": 3})
+        assert (status, json.loads(body)["error"]["message"]) == (424, "no more")
+        assert len(calls) == 2
+        assert house.endings == {"model-error": 1}
+
+
+@pytest.mark.parametrize(("name", "asked"), [("best_of", {"best_of": 3}), ("best_of", {"n": 2, "best_of": 4})])
+async def test_sequences_that_a_model_would_not_choose_from_are_refused(
+    name: str, asked: dict[str, Any], autojump_clock: Any
+) -> None:
+    async with serving(text_spec()) as house:
+        status, _, body = await ask(house, COMPLETIONS, {"prompt": "x", **asked})
+        assert (status, json.loads(body)["error"]["param"]) == (400, name)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -732,7 +772,7 @@ async def test_a_model_may_go_on_with_another_choice_when_one_is_complete(stream
                 while True:
                     await session.send(Token(text="ab"[sequence], sequence=sequence))
 
-    async with serving(text_spec(careless)) as house:
+    async with serving(text_spec(careless, parameters=SEVERAL)) as house:
         _, _, body = await ask(house, CHAT, {**SAID, "n": 2, "max_tokens": 2, "stream": stream})
         if stream:
             assert texts_in(events_in(body)) == {0: "aa", 1: "bb"}
@@ -747,7 +787,7 @@ async def test_a_choice_that_nobody_asked_for_is_the_models_error(stray: Any, au
         await session.send(Token(text="0"))
         await session.send(stray)
 
-    async with serving(text_spec(generous)) as house:
+    async with serving(text_spec(generous, parameters=SEVERAL)) as house:
         status, _, body = await ask(house, CHAT, {**SAID, "n": 3})
         said = "the model sent a token of sequence 3, where 0 to 2 were asked for"
         assert (status, json.loads(body)["error"]["message"]) == (500, said)

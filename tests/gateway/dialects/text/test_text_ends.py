@@ -306,7 +306,9 @@ async def test_each_of_several_sequences_ends_at_its_number_of_tokens(wire: str,
                 await session.send(Token(text=f"{word}/{number} ", sequence=number))
 
     way = WAYS[wire]
-    async with serving(spec_of(several, "m", family=Family.TEXT, **way.spec), config=config_for(way)) as house:
+    async with serving(
+        spec_of(several, "m", family=Family.TEXT, parameters=frozenset({"n"}), **way.spec), config=config_for(way)
+    ) as house:
         line = {"inputs": "x", "parameters": {"n": 3, "max_new_tokens": 2}}
         chat = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "n": 3, "max_tokens": 2}
         _, _, body = await house.ask(way.path, json.dumps(line if wire == "lmi-json" else chat).encode())
@@ -412,7 +414,9 @@ async def test_a_sequence_that_met_its_stop_leaves_the_others_alone(wire: str) -
                     await session.send(Token(text=f"{number}{word}", sequence=number))
 
     way = WAYS[wire]
-    async with serving(spec_of(several, "m", family=Family.TEXT, **way.spec), config=config_for(way)) as house:
+    async with serving(
+        spec_of(several, "m", family=Family.TEXT, parameters=frozenset({"n"}), **way.spec), config=config_for(way)
+    ) as house:
         line = {"inputs": "x", "parameters": {"n": 3, "stop": "1b", "max_new_tokens": 4}}
         chat = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "n": 3, "stop": "1b", "max_tokens": 4}
         _, _, body = await house.ask(way.path, json.dumps(line if wire == "lmi-json" else chat).encode())
