@@ -338,6 +338,15 @@ class ModelCrashed(GatewayError):
 
 
 @final
+class ModelStalled(GatewayError):
+    """The model could send, and has sent nothing for longer than its `stall_timeout`."""
+
+    status = 504
+    ending = Ending.MODEL_ERROR
+    code = "ModelStalled"
+
+
+@final
 class InternalFailure(GatewayError):
     """The gateway has a bug. The client gets an id, under which the log has the traceback."""
 

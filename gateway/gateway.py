@@ -459,6 +459,7 @@ class Gateway:
                 lag=self.timer.lag,
                 starved=self.timer.starved,
                 blocks=self.timer.blocks,
+                stalls=self.timer.stalls,
                 access=self.access,
             )
             self.server.exchange_closed = self._metrics.tallies.exchange_closed

@@ -345,6 +345,12 @@ class Continuations:
         `judges` is False."""
         self._sequences[0].made = tokens
 
+    @property
+    def taken(self) -> int:
+        """The number of messages that have come from the model, for a look at whether any comes. Those that a wire does not
+        pass to `take` are missing, and messages of the prompt's tokens."""
+        return self._dropped + sum([sequence.made + sequence.over for sequence in self._sequences.values()])
+
     async def drop(self) -> None:
         """Drops a message that does not pass. For one turn nothing happens, in which a model that is about to return can do
         that. Then comes a checkpoint, at which a stopped model is cancelled. trio.ClosedResourceError tells the model that

@@ -35,6 +35,7 @@ _SUBPROTOCOL = re.compile(r"(?!everywire\.key\.)[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128
 """A token (RFC 6455 section 11.3.4), without those by which clients show keys."""
 
 LOAD_TIMEOUT = 240.0
+STALL_TIMEOUT = 600.0
 """The default limit for loading, in seconds."""
 
 Load: TypeAlias = Callable[[], AbstractAsyncContextManager[Model]]
@@ -293,6 +294,10 @@ class ModelSpec:
     """Seconds a blocking step may run before it counts as stuck. Its session then ends, and another may use its place until
     its thread returns. If a round of a rolling batch is stuck, all its sessions end, and the model is loaded again. 0: no
     limit."""
+    stall_timeout: float | None = None
+    """Seconds for which the model may say nothing while it could: beyond, its session ends with 504. Not counted are the
+    times in which it waits for its client, in `receive` or in `send`. 0: no limit. None: 600 for a text model, and 0 for any
+    other."""
     stop_within: float = 0.0
     """Seconds in which the model, with its last blocking step, must return once its session has ended. Otherwise it counts
     as stuck. 0: no limit."""
@@ -356,6 +361,8 @@ class ModelSpec:
                 f"party_share must be from 1 to 100 and idle_when_wanted at least 0, not {self.party_share}, "
                 f"{self.idle_when_wanted}"
             )
+        if self.stall_timeout is not None and self.stall_timeout < 0:
+            raise ValueError(f"stall_timeout must be at least 0, or None, not {self.stall_timeout}")
         if self.body_bytes < 0:
             raise ValueError(f"body_bytes must be at least 0, not {self.body_bytes}")
         if self.threads < 0 or self.stuck_limit < 0:
@@ -377,6 +384,13 @@ class ModelSpec:
         if self.features is not None:
             check_features(self.features, self.family)
         self._check_tensors(f"model {self.name[:60]!r}")
+
+    @property
+    def longest_stall(self) -> float:
+        """`stall_timeout`, with the default of the model's family in place of None."""
+        if self.stall_timeout is None:
+            return STALL_TIMEOUT if self.family is Family.TEXT else 0.0
+        return self.stall_timeout
 
     def _check_tensors(self, said: str) -> None:
         if self.max_batch_size < 0:

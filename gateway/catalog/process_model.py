@@ -7,7 +7,7 @@ import random
 import time
 import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -653,6 +653,9 @@ class Instances(InstanceCalls):
             self._settled.set()
 
     # -- sessions ----------------------------------------------------------------------------------------------------
+
+    def _instances(self) -> Iterable[Instance]:
+        return [*self._ready_soon(), *self._worn]
 
     def _ready(self) -> list[Instance]:
         return [one for one in self._there.values() if one.ready] or [one for one in self._worn if one.ready]

@@ -851,6 +851,11 @@ class ModelConfig:
     """Time that a blocking step may run before it counts as stuck. Its session then ends, and another may use its place
     until the thread returns. If a round of a rolling batch is stuck, the model is loaded again. Checked once a second; in a
     process of the model, at once. 0 if the model does not say: no limit."""
+    stall_timeout: SecondsOrOff | None = None
+    """Time for which the model may say nothing while it could. Beyond, its session ends with 504, or with an error in the
+    stream. The queue is not counted, nor are waits for the client: in `receive`, and in a `send` while the client does not
+    read. Checked once a second, or in sixtieths of this time if those are longer. 600 seconds if the model does not say, and
+    speaks text; otherwise 0: no limit."""
     stop_within: SecondsOrOff | None = None
     """Time that the model, with its last blocking step, may continue after its session has ended before it counts as stuck.
     Checked once a second; in a process of the model, at once, where StepCancelled ends Python code in a thread after half of

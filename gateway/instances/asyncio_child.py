@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from types import FrameType
 from typing import Any, final
 
 from gateway.instances.asyncio_loop import AsyncioLoop
@@ -21,6 +22,7 @@ from models.blocking import running_loop, set_loop, throw
 from models.errors import ModelExit, is_failure
 from models.session import Session
 from models.spec import Model, ModelSpec
+from models.tracebacks.parked import await_frames
 from models.tracebacks.text import text_of
 
 log = logging.getLogger("gateway.worker")
@@ -177,6 +179,9 @@ class AsyncioChild(Child):
             call.cancelled = True
             if call.begun:  # a task that is cancelled earlier never runs, and could not report its end
                 call.task.cancel()
+
+    def _frames_of(self, line: SessionLine) -> list[list[FrameType]]:
+        return [await_frames(self._calls[line].task.get_coro())]
 
     def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
         task = asyncio.create_task(self._answer(link, ask))

@@ -6,9 +6,10 @@ import logging
 import math
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn, final
 
 import msgspec
@@ -32,6 +33,7 @@ from gateway.instances.messages import (
     Head,
     Load,
     Loaded,
+    Locate,
     Log,
     Message,
     Open,
@@ -52,6 +54,7 @@ from models.formatters import TextInput
 from models.messages import ResponseFormat
 from models.session import Call, Session
 from models.spec import Model, ModelSpec, context_of, features_of, warm_up
+from models.tracebacks.parked import Parked, parked
 from models.tracebacks.text import text_of
 
 _TEXT = 2000  # characters of an error
@@ -295,6 +298,10 @@ class Child(ABC):
         """Cancels an open session. Idempotent."""
 
     @abstractmethod
+    def _frames_of(self, line: SessionLine) -> Iterable[list[FrameType]]:
+        """The stacks of the tasks of an open session, each with the innermost frame first."""
+
+    @abstractmethod
     def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
         """Starts a task that runs `_answer`."""
 
@@ -381,15 +388,34 @@ class Child(ABC):
             case Load():
                 if self._said is not None:
                     link.pipe.post(self._said)
-            case _:
-                if isinstance(message, ITEMS) and (line := link.lines.get(message.session)) is not None:
-                    line.take_item(message)
+            case _:  # most messages are items: none has a case of its own below these
+                if isinstance(message, ITEMS):
+                    if (line := link.lines.get(message.session)) is not None:
+                        line.take_item(message)
+                elif isinstance(message, Locate):
+                    self._locate(link, message)
 
     def _end(self, line: SessionLine) -> None:
         """Cancels a session that the gateway no longer wants."""
         self._cancel(line)
         self._watch.stop(self._steps[line])
         line.end(over=True)  # a model that goes on gets an error when it sends
+
+    def _locate(self, link: ChildLink, asked: Locate) -> None:
+        """Tells where the code of a session waits; not in `_take`, whose frame would be larger for every message."""
+        line = link.lines.get(asked.session)
+        at, stack = Parked() if line is None else self._place_of(line)
+        link.pipe.post(Returned(asked.number, [at, stack], None))
+
+    def _place_of(self, line: SessionLine) -> Parked:
+        """The place where the code of a session waits: in a thread, in a task, or in a thread of the model's own work, as
+        for a rolling batch."""
+        steps = self._watch.frames_of(self._steps[line])
+        try:
+            return parked([*steps, *self._frames_of(line), *self._watch.frames_of(None)])
+        except Exception as e:  # an author's objects may do anything when they are looked at
+            _log.warning("the place of a session cannot be found: %s", told(e))
+            return Parked()
 
     def _unlink(self, link: ChildLink) -> None:
         """Ends the sessions and the memory of a link that has ended, other than the first."""

@@ -31,6 +31,7 @@ from gateway.instances.messages import (
     Hello,
     Load,
     Loaded,
+    Locate,
     Log,
     Message,
     Open,
@@ -46,10 +47,11 @@ from gateway.instances.messages import (
 from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine, give_back_idle
 from gateway.instances.spawn import CrashOutput, Exit, innermost_line
 from gateway.log_limits import LogLimits
-from models.blocking import step_holder, throw
+from models.blocking import StepHolder, step_holder, throw
 from models.errors import ContextLengthExceeded, ModelError
 from models.session import Session
 from models.tracebacks.frames import ToldElsewhere
+from models.tracebacks.parked import Parked
 
 log = logging.getLogger("gateway.worker")
 
@@ -114,7 +116,7 @@ class _Questions:
         self._waiting: dict[int, tuple[Doorbell, list[Returned]]] = {}
         self._lost = False
 
-    async def ask(self, message: Ask | ReadInput | Write, post: Callable[[Message], None]) -> Returned | None:
+    async def ask(self, message: Ask | ReadInput | Write | Locate, post: Callable[[Message], None]) -> Returned | None:
         """Asks a question and returns the answer; None if the instance ends before."""
         bell, found = self._waiting[message.number] = Doorbell(), list[Returned]()
         try:
@@ -519,7 +521,7 @@ class Instance:
         WorkerLost."""
         return await self.asked(Ask(self.next_number(), function, argument))
 
-    async def asked(self, message: Ask | ReadInput | Write) -> Any:
+    async def asked(self, message: Ask | ReadInput | Write | Locate) -> Any:
         """Asks any question; returns and raises as `ask` does."""
         returned = await self._questions.ask(message, self._pipe.post)
         if returned is None:
@@ -664,6 +666,23 @@ def _raise(ended: Ended) -> None:
 def _noted(error: Exception, trace: str) -> Exception:
     error.add_note(ToldElsewhere(trace))
     return error
+
+
+def asking(instance: Instance) -> list[StepHolder]:
+    """The holders of the sessions whose models have taken all of their clients' messages that are here. Those wait for more,
+    if they wait for any."""
+    return [call.holder for call in instance._calls.values() if call.line.all_taken]
+
+
+async def locate(instance: Instance, caller: object) -> Parked | None:
+    """Asks the process where the code of the session of this caller waits; None if it has no session of that caller."""
+    for number, call in instance._calls.items():
+        if call.ended is None and getattr(call.holder, "caller", None) is caller:
+            match await instance.asked(Locate(instance.next_number(), number)):
+                case [str(at), str(stack)]:
+                    return Parked(at, stack)
+            raise instance.broken("a place that is not two texts")
+    return None
 
 
 async def _answer(call: _Call, session: Session[Any, Any]) -> None:

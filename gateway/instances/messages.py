@@ -388,10 +388,19 @@ class Stuck(_Message, frozen=True, tag=40):
     replaced: bool
 
 
+@final
+class Locate(_Message, frozen=True, tag=41):
+    """Asks where the code of a session waits. The `Returned` has the author's line and the stack, as two texts; both are
+    empty if the session has ended."""
+
+    number: int
+    session: int
+
+
 Message: TypeAlias = (
     Hello | Describe | Described | Load | Loaded | Failed | Ping | Pong | Ask | Returned | Log
     | Open | Text | Said | Asked | PartSaid | Tensors | EndOfInput | Credit | Cancel | Head | PromptTokens | Ended | Free
-    | Stuck | ReadInput | GivenInput | Write | Forget
+    | Stuck | ReadInput | GivenInput | Write | Forget | Locate
 )  # fmt: skip
 Item: TypeAlias = Text | Said | Asked | PartSaid | Tensors
 ITEMS = (Text, Said, Asked, PartSaid, Tensors)
@@ -417,7 +426,7 @@ def _plain(value: object) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[Message])
 _one: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_SURE = frozenset((Text, PartSaid, EndOfInput, Credit, Cancel, Ping, Pong, Free, ReadInput, Write, Forget))
+_SURE = frozenset((Text, PartSaid, EndOfInput, Credit, Cancel, Ping, Pong, Free, ReadInput, Write, Forget, Locate))
 """Messages whose fields come from the gateway's code alone, or whose types `item_of` has checked."""
 
 

@@ -213,6 +213,11 @@ class SessionLine:
         """True if no messages are left and no more will come."""
         return self.said_all and not self._arrived
 
+    @property
+    def all_taken(self) -> bool:
+        """True if the other side has taken all messages, and is done with them: its reader waits for another, or will."""
+        return not self._ahead
+
     def take_at_once(self) -> Any:
         """Returns the next message; None if none has arrived."""
         if (size := self._taking) >= 0:  # the reader has finished with the previous message

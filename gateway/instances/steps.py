@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import FrameType
 from typing import NoReturn, final
 
 import msgspec
@@ -13,6 +14,7 @@ import trio
 
 from gateway.instances.messages import Ended, Load, Message, Stuck
 from models.blocking import BackgroundSteps, Step, StepHolder, running_loop, stack_of
+from models.tracebacks.parked import thread_frames
 
 log = logging.getLogger("gateway.worker")
 
@@ -61,6 +63,13 @@ class StepWatch:
             self._stopping.pop(holder, None)
             self._interrupted.discard(holder)
         self._stuck.discard(holder)
+
+    def frames_of(self, holder: StepHolder | None) -> list[list[FrameType]]:
+        """The frames of the running steps of a session; with None, those of the model's own work."""
+        own = [
+            step for step, owner in self._running.items() if (owner if isinstance(owner, SessionSteps) else None) is holder
+        ]
+        return [thread_frames(step.thread) for step in own]
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:

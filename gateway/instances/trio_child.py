@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import Any, final
 
 import trio
@@ -20,6 +21,7 @@ from gateway.instances.pipe import BrokenPipe, Pipe, SessionLine, give_back_idle
 from gateway.instances.socket_stream import SocketStream
 from models.session import Session
 from models.spec import Model, ModelSpec
+from models.tracebacks.parked import local, stacks_of
 
 log = logging.getLogger("gateway.worker")
 
@@ -145,6 +147,12 @@ class TrioChild(Child):
     def _cancel(self, line: SessionLine) -> None:
         if (scope := self._scopes.get(line)) is not None:
             scope.cancel()
+
+    def _frames_of(self, line: SessionLine) -> Iterator[list[FrameType]]:
+        for task in self._nursery.child_tasks:
+            outermost = getattr(task.coro, "cr_frame", None)
+            if outermost is not None and outermost.f_code is Child._call.__code__ and local(outermost, "line") is line:
+                yield from stacks_of(task)
 
     def _start_answer(self, link: ChildLink, ask: Ask | ReadInput) -> None:
         self._nursery.start_soon(self._answer, link, ask)

@@ -21,6 +21,7 @@ from gateway.telemetry.live_look import PeerWaits
 from gateway.telemetry.loop_watch import Work
 from gateway.telemetry.tallies import GAPS, LONG, Tally
 from gateway.version import version
+from gateway.workers.stalls import StalledModel
 
 _PEERS = 5  # addresses that are told
 _LATE = 5  # works that are told
@@ -79,6 +80,25 @@ class LateView(msgspec.Struct, kw_only=True, frozen=True):
     """Seconds for which the loop was late by it, in the last minute."""
 
 
+class StalledView(msgspec.Struct, kw_only=True, frozen=True):
+    """The sessions of a model that say nothing for a minute, or for half of its `stall_timeout`; and those that have been
+    ended for that in the last minute."""
+
+    model: str
+    live: int
+    """Sessions that are silent now."""
+    ended: int
+    """Sessions that were ended for it in the last minute."""
+    seconds: float
+    """The longest silence of a live session, or else of one that was ended."""
+    limit: float
+    """The model's `stall_timeout`."""
+    at: str
+    """The author's line at which that session waits, or waited, as `file:line in function`; empty if it is not known."""
+    stream: str
+    """The id of that session."""
+
+
 class MemoryView(msgspec.Struct, kw_only=True, frozen=True):
     """Bytes."""
 
@@ -112,7 +132,8 @@ class VerdictView(msgspec.Struct, kw_only=True, frozen=True):
     slow."""
 
     kind: str
-    """draining, unready, refusing, readers, full, failing, empty, blocked, busy, senders, healthy: the first that holds."""
+    """draining, unready, refusing, stalled, readers, full, failing, empty, blocked, busy, senders, healthy: the first that
+    holds."""
     level: str
     """good, warn or bad."""
     sentence: str
@@ -159,6 +180,8 @@ class StatsView(msgspec.Struct, kw_only=True, frozen=True):
     """The buckets of those times for which it waited for a CPU: the machine was busy."""
     late: list[LateView] = []
     """The works that kept the event loop most in the last minute, five at most; of the others, one sum for each kind."""
+    stalled: list[StalledView] = []
+    """The models that say nothing, the one that is silent longest first."""
     peers: list[PeerView]
     """The addresses that live streams have waited for most, five at most."""
     models: dict[str, ModelStats]
@@ -242,6 +265,7 @@ async def stats_of(gateway: Operated, uptime: float) -> StatsView:
         lag=_histogram_view([metrics.lag]),
         starved=list(metrics.starved.buckets),
         late=_latest(metrics.blocks.recent()),
+        stalled=_stalled([_stalled_view(one) for one in metrics.stalls.recent()]),
         peers=_slowest([_peer_view(address, peer) for address, peer in look.peers.items()]),
         models=_models(metrics.tallies.by_key),
         bounds=BoundsView(duration=list(LONG), first=list(LONG), gap=list(GAPS), lag=list(LAGS)),
@@ -332,6 +356,7 @@ def stats_of_all(told: Sequence[StatsView]) -> StatsView:
         lag=_histograms_added([_NOTHING.lag, *(view.lag for view in told)]),
         starved=[sum(several) for several in zip_longest(*(view.starved for view in told), fillvalue=0)],
         late=_latest(late),
+        stalled=_stalled([one for view in told for one in view.stalled]),
         peers=_slowest(peers.values()),
         models={name: models_added([view.models[name] for view in told if name in view.models]) for name in names},
     )
@@ -366,7 +391,23 @@ def models_added(several: Sequence[ModelStats]) -> ModelStats:
 
 def counters_of(view: StatsView) -> StatsView:
     """The counters of a gateway that is gone: nothing of it is live, and it holds nothing."""
-    return msgspec.structs.replace(view, live={}, waiting={}, connections={}, memory=_NO_MEMORY, late=[], peers=[])
+    return msgspec.structs.replace(
+        view, live={}, waiting={}, connections={}, memory=_NO_MEMORY, late=[], stalled=[], peers=[]
+    )
+
+
+def _stalled_view(one: StalledModel) -> StalledView:
+    return StalledView(**(one._asdict() | {"seconds": round(one.seconds, 3)}))
+
+
+def _stalled(several: Iterable[StalledView]) -> list[StalledView]:
+    """One view for each model: that of its longest live silence, with the numbers of all."""
+    found: dict[str, StalledView] = {}
+    for one in sorted(several, key=lambda one: (not one.live, -one.seconds)):
+        if (first := found.get(one.model)) is not None:
+            one = msgspec.structs.replace(first, live=first.live + one.live, ended=first.ended + one.ended)
+        found[one.model] = one
+    return list(found.values())
 
 
 def _peers_added(one: PeerView, other: PeerView) -> PeerView:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import final
 
 from gateway.errors import Ending, Refusal
-from gateway.operator.stats import LateView, PeerView, PointView, StatsView, VerdictView
+from gateway.operator.stats import LateView, PeerView, PointView, StalledView, StatsView, VerdictView
 from gateway.operator.views import ErrorView, ModelView
 from gateway.telemetry.account import PARTS
 from gateway.telemetry.loop_watch import MODEL_CODE, NO_CPU
@@ -41,9 +41,9 @@ _WHY = {
 
 def verdict(before: PointView | None, now: StatsView, seconds: float, models: Sequence[ModelView]) -> VerdictView:
     """The verdict on what happened between two looks that many seconds apart, or since the server began if there is no
-    earlier look. It is the first condition that holds: the server is not ready; it refuses calls; clients do not read; a
-    model is full; a model fails; the event loop is blocked; the machine is
-    busy; clients do not send, and no model talks with them both ways."""
+    earlier look. It is the first condition that holds: the server is not ready; it refuses calls; a model says nothing;
+    clients do not read; a model is full; a model fails; the event loop is blocked; the machine is busy; clients do not send,
+    and no model talks with them both ways."""
     return _Minute(before, now, seconds, models).verdict()
 
 
@@ -73,6 +73,8 @@ class _Minute:
         asked = max(self._ended, self._refused)
         if self._refused > REFUSED * asked:
             return self._refusing(self._refused, asked)
+        if now.stalled:
+            return self._stalled(now.stalled[0])
         if self._share("room") >= ROOM:
             return self._readers(self._share("room"))
         if self._share("slot") >= SLOT:
@@ -117,8 +119,27 @@ class _Minute:
             detail += f" {name} has {self._slots(name)}."
         if others := [f"{other} {n:g}" for other, n in self._refusals.items() if n and other != reason]:
             detail += f" Also: {', '.join(others)}."
+        if self._now.stalled:
+            detail += f" {_silence(self._now.stalled[0])}."
         sentence = f"Refusing: {why.format(model=name or 'a model')} ({_percent(refused / asked)})"
         return self._said("refusing", "bad", sentence, detail, model=name)
+
+    def _stalled(self, silent: StalledView) -> VerdictView:
+        setting, limit = f"models.{silent.model}.stall_timeout", _time(silent.limit)
+        if silent.live:
+            are = "is" if silent.live == 1 else "are"
+            detail = (
+                f"{_several(silent.live, 'stream')} {are} silent, {silent.stream} longest; {setting} ends it after {limit}."
+            )
+        else:
+            detail = f"{_several(silent.ended, 'stream')} ended in the last minute ({setting}), {silent.stream} last."
+        detail += f" {silent.model} has {self._slots(silent.model)}."
+        if others := [other.model for other in self._now.stalled[1:]]:
+            detail += f" Also: {', '.join(others)}."
+        model = self._models.get(silent.model)
+        error = None if model is None else model.last_error
+        incident = error.incident if silent.ended and isinstance(error, ErrorView) else ""
+        return self._said("stalled", "bad", _silence(silent), detail, model=silent.model, incident=incident)
 
     def _readers(self, share: float) -> VerdictView:
         sentence = f"Slow readers: {_percent(share)} of time"
@@ -261,6 +282,12 @@ class _Minute:
         if model is None or not isinstance(model.capacity, int):
             return "not in service"
         return f"{model.slots_in_use} of {_several(model.capacity, 'slot')}, {model.queued} queued"
+
+
+def _silence(silent: StalledView) -> str:
+    """`chat has sent nothing for 4 min, at /srv/app.py:12 in generate`."""
+    at = f", at {silent.at}" if silent.at else ""
+    return f"{silent.model} {'has sent' if silent.live else 'sent'} nothing for {_time(silent.seconds)}{at}"
 
 
 def _named(late: LateView) -> str:

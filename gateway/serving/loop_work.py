@@ -23,9 +23,10 @@ from gateway.addresses import split_port
 from gateway.core.connection import Connection
 from gateway.core.exchange import Exchange
 from gateway.core.runner import Runner
-from gateway.telemetry.loop_watch import Work, local
+from gateway.telemetry.loop_watch import Work
 from gateway.telemetry.observer import peer_of
 from gateway.workers.supervisor import Supervisor
+from models.tracebacks.parked import local
 
 CANCELLED = "cancelled streams"
 WORKS: tuple[tuple[str, tuple[str, ...]], ...] = (

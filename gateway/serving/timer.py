@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
-from typing import NoReturn, final
+from typing import Any, NoReturn, final
 
 import trio
 
@@ -13,12 +13,14 @@ from gateway.config.watched_file import WatchedFile
 from gateway.core.contracts import TURN_SECONDS
 from gateway.core.exchange import Exchange
 from gateway.core.server import Server
+from gateway.core.waits import INPUT
 from gateway.errors import Overloaded, Refusal
 from gateway.histogram import Histogram
 from gateway.log_limits import LogLimits
 from gateway.serving.loop_work import LoopWork
 from gateway.telemetry.loop_watch import Blocks, LoopWatch
 from gateway.telemetry.observer import Observer
+from gateway.workers.stalls import Sign, Stalls
 from gateway.workers.supervisor import Supervisor
 from protocols.floods import STALLED_UPLOAD
 
@@ -48,6 +50,8 @@ class CoarseTimer:
         """Functions that are called once a second, with the time on Trio's clock."""
         self.beside: list[Callable[[], Awaitable[None]]] = []
         """Functions that are awaited once a second, one after the other in another task, unless the last round goes on."""
+        self.stalls = Stalls(supervisor.workers, sign_of)
+        """The sessions of models that say nothing."""
         self._looking = False
         self._files: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
         self._reading = False
@@ -94,11 +98,14 @@ class CoarseTimer:
             for connection in list(self._server.connections):
                 connection.tick(now)
             await self._look_at_exchanges(now, sleep_until)
+            if now >= self.stalls.due:
+                await self._look_for_stalls(now, sleep_until)
             for worker in self._supervisor.workers.values():
                 worker.stuck.tick(now)
                 worker.slots.tick(now)
-            for limits in self._log_limits:
-                limits.tick(now)
+                worker.log_limits.tick(now)
+            self._server.log_limits.tick(now)
+            self._observer.log_limits.tick(now)
             self.tell_date()
             self._shed(now)
             self._server.pool.tick(now)
@@ -125,6 +132,22 @@ class CoarseTimer:
             if trio.current_time() > until:
                 await sleep_until(trio.current_time() + TURN_SECONDS)
                 until = trio.current_time() + TURN_SECONDS
+
+    async def _look_for_stalls(self, now: float, sleep_until: Callable[[float], Awaitable[None]]) -> None:
+        """Looks for models that say nothing, in turns as well."""
+        until = now + TURN_SECONDS
+        for _ in self.stalls.look(now):
+            if trio.current_time() > until:
+                await sleep_until(trio.current_time() + TURN_SECONDS)
+                until = trio.current_time() + TURN_SECONDS
+        if self.stalls.sought:
+            self._nursery.start_soon(self._locate_stalls)
+
+    async def _locate_stalls(self) -> None:
+        try:
+            await self.stalls.locate()
+        except Exception:  # a bug of the gateway must not end the server
+            log.exception("silent sessions cannot be located")
 
     async def _look_beside(self) -> None:
         try:
@@ -171,6 +194,26 @@ class CoarseTimer:
             if stalled:
                 said = f"no byte of the body for {STALLED_UPLOAD:g} s, and others need the memory that it holds"
                 max(stalled, key=_holds).interrupt(Overloaded(f"{said}; try again later", refusal=Refusal.SHED))
+
+
+def sign_of(caller: Any) -> Sign:
+    """Looks at a model's call: an exchange's only one, or one of several."""
+    alone = isinstance(caller, Exchange)
+    exchange: Exchange = caller if alone else caller.exchange
+    outbound, inbound, waits = exchange.outbound, exchange.inbound, exchange.waits
+    taken = (
+        getattr(exchange, "parts_in", 0),
+        0 if inbound is None else inbound.received,
+        0.0 if waits is None else waits.input,
+    )
+    return Sign(
+        task=exchange.turn.task,
+        held=outbound.waits or outbound.finishing is not None or exchange.cancelled,
+        asks=alone and waits is not None and waits.what == INPUT,
+        sent=outbound.items_out,
+        taken=taken,
+        alone=alone,
+    )
 
 
 def _holds(exchange: Exchange) -> tuple[int, int]:

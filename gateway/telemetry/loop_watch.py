@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import sys
-import sysconfig
 import threading
 import time
 from collections import deque
@@ -24,16 +23,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import trio
 
-import models
-import protocols
 from gateway.core.runner import Runner
 from models.blocking import caught
+from models.tracebacks.parked import author_of, local, place_of
 
 log = logging.getLogger("gateway")
 
@@ -53,12 +50,6 @@ _RECENT = 60.0  # seconds for which `Blocks.recent` has the works
 _EPISODES = 1024  # the most works that it has
 _OTHER_THREADS = 64  # the most threads whose stacks are read
 _EXCHANGES, _IN_THREAD = Runner._run.__code__, caught.__code__
-
-_OURS = (f"{Path(__file__).parents[1]}{os.sep}", *(f"{path}{os.sep}" for path in (*models.__path__, *protocols.__path__)))
-_MODELS = tuple(f"{Path(path) / 'library'}{os.sep}" for path in models.__path__)
-_TRIO = f"{Path(trio.__file__).parent}{os.sep}"
-_PYTHON = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
-_PACKAGES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib"))  # these may lie inside _PYTHON
 
 Whose: TypeAlias = "Callable[[trio.lowlevel.Task], tuple[str, str]]"
 """Returns the model that a task works for, and the id of its exchange; empty texts if there is none."""
@@ -341,9 +332,9 @@ class LoopWatch:
         del stacks[threading.get_ident()]  # this frame: with it, all frames would live on until the garbage collector runs
         frames = _frames(stacks.get(self._loop))
         task, own = _task_of(self._root, frames)
-        author = _authors(own)
+        author = author_of(own)
         model, exchange = ("", "") if task is None else self._whose(task)
-        stack = [_place(frame) for frame in frames[:_STACK]]
+        stack = [place_of(frame) for frame in frames[:_STACK]]
         if author is not None and model:
             work = Work(MODEL_CODE, model)
         else:
@@ -354,7 +345,7 @@ class LoopWatch:
             task=task,
             model=model if author is not None else "",  # the gateway's own work for a model does not count as the model's
             exchange=exchange,
-            at=_place(author) if author is not None else stack[0] if stack else "",
+            at=place_of(author) if author is not None else stack[0] if stack else "",
             stack=stack,
             work=work,
         )
@@ -377,19 +368,6 @@ class LoopWatch:
 
 def _named(work: Work) -> dict[str, str]:
     return {"work": work.kind, "peer": "" if work.kind == MODEL_CODE else work.whose}
-
-
-def local(frame: FrameType, name: str) -> Any:
-    """The value of a local variable of a function that may run in another thread; None if it has none of that name. No value
-    is kept alive longer by this."""
-    code = frame.f_code
-    if name not in code.co_varnames and name not in code.co_freevars and name not in code.co_cellvars:
-        return None
-    values = frame.f_locals
-    value = values.get(name)
-    if type(values) is dict:
-        values.clear()  # a copy, which CPython keeps with the frame before 3.13
-    return value
 
 
 def _frames(innermost: FrameType | None) -> list[FrameType]:
@@ -432,28 +410,3 @@ def _task_of(root: trio.lowlevel.Task | None, frames: list[FrameType]) -> tuple[
     except RuntimeError:  # the set of tasks has changed: the loop goes on
         pass
     return None, []
-
-
-def _authors(frames: list[FrameType]) -> FrameType | None:
-    """Returns the innermost frame of the model author's own code. The author's folder is that of the outermost frame that
-    belongs neither to the gateway nor to Trio or Python; the libraries that it calls lie elsewhere. None without such a
-    frame."""
-    foreign = [frame for frame in frames if not _is_brought(frame)]
-    if not foreign:
-        return None
-    file = foreign[-1].f_code.co_filename  # for typed or generated code, a word such as <stdin>
-    folder = f"{Path(file).parent}{os.sep}"
-    return next(frame for frame in foreign if frame.f_code.co_filename == file or _is_any(frame, folder))
-
-
-def _is_brought(frame: FrameType) -> bool:
-    ours = _is_any(frame, *_OURS) and not _is_any(frame, *_MODELS)
-    return ours or _is_any(frame, _TRIO, "<frozen ") or (_is_any(frame, *_PYTHON) and not _is_any(frame, *_PACKAGES))
-
-
-def _is_any(frame: FrameType, *folders: str) -> bool:
-    return frame.f_code.co_filename.startswith(folders)
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

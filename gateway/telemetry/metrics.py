@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.telemetry.loop_watch import Blocks
     from gateway.telemetry.observer import Observer
     from gateway.workers.snapshot import InstanceStatus
+    from gateway.workers.stalls import Stalls
     from gateway.workers.supervisor import Supervisor
 
 _OF_AN_EXCHANGE = ("wire", "dialect", "model")
@@ -101,17 +102,20 @@ class Metrics(Collector):
         lag: Histogram,
         starved: Histogram,
         blocks: Blocks,
+        stalls: Stalls,
         access: Barred,
     ) -> None:
         """`arriving`: the connections of which the protocol is not known yet. `lag`: how late the event loop reached its
-        timer. `starved`: those of them for which it waited for a CPU. `blocks`: steps that blocked it. `access`: refused
-        clients, and the endings of exchanges with keys."""
+        timer. `starved`: those of them for which it waited for a CPU. `blocks`: steps that blocked it. `stalls`: sessions
+        of models that say nothing. `access`: refused clients, and the endings of exchanges with keys."""
         self.server, self.observer, self.lag, self.starved = server, observer, lag, starved
         self.tallies = Tallies(observer.live, supervisor.configured, server.exchange_closed)
         """The counters of exchanges."""
         self._arriving, self._access = arriving, access
         self.blocks = blocks
         """The steps that blocked the event loop, and the works that kept it."""
+        self.stalls = stalls
+        """The sessions of models that say nothing."""
         self._configured = supervisor.configured
         self._seen: LiveLook | None = None  # for the next collection
         self._workers: dict[Worker, str] = {}  # workers that may still count, with their label

@@ -16,6 +16,7 @@ from gateway.errors import (
     LoadFailed,
     ModelCrashed,
     ModelOutOfMemory,
+    ModelStalled,
     Refusal,
     WorkerLost,
 )
@@ -33,7 +34,7 @@ _REASON = 300  # the most characters of a model's text, which may repeat a clien
 _FAILED_DEPENDENCY = 424
 _CLIENT_ID, _ID = FIELDS
 # the log has their traceback already, under the incident number that the client gets
-_EXPLAINED = (ModelCrashed, ModelOutOfMemory, InternalFailure)
+_EXPLAINED = (ModelCrashed, ModelOutOfMemory, ModelStalled, InternalFailure)
 # the log has their reason already, in one line for all the sessions that it ends
 _SHARED = (WorkerLost, LoadFailed)
 

@@ -75,6 +75,11 @@ class StuckWatch:
         """The number of sessions that are stuck now."""
         return len(self._stuck)
 
+    @property
+    def running(self) -> list[tuple[Step, StepHolder]]:
+        """The steps that run or wait for their thread, each with its holder."""
+        return [*self._running.items()]
+
     # -- steps and sessions ------------------------------------------------------------------------------------------
 
     def begin(self, step: Step, holder: StepHolder) -> None:

@@ -310,6 +310,10 @@ async def others_wait() -> str:
     return reason
 
 
+async def model_is_silent() -> str:
+    return await answered(spec_of(waiting, "chat", stall_timeout=10))
+
+
 SAID: dict[str, Callable[[], Awaitable[str]]] = {
     "model 'chat' is busy: 1 sessions run and 0 wait (models.chat.capacity, models.chat.queue); try again later": queue_is_full,
     "model 'chat' is busy: no slot was free within 1 s (models.chat.queue_timeout); try again later": queue_takes_too_long,
@@ -324,6 +328,7 @@ SAID: dict[str, Callable[[], Awaitable[str]]] = {
     "model 'chat' is restarting; try again": model_is_restarting,
     "model 'chat' is unavailable: it crashed too often; the log says why": model_was_given_up,
     "the server is shutting down; try another": server_drains,
+    "model 'chat' has sent nothing for 10 s (models.chat.stall_timeout)": model_is_silent,
     "no model 'chatt'; there are: chat": no_such_model,
     "model 'chat' speaks text and cannot answer with tensors: ask /v2/models/chat/generate": other_family,
     "room": lambda: stands_still(endless, one_asks),

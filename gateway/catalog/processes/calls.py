@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from operator import attrgetter
 from typing import Any
@@ -12,7 +12,7 @@ import trio
 
 from gateway.catalog.processes.formatting import InstanceFormatting
 from gateway.errors import WorkerLost
-from gateway.instances.instance import Instance
+from gateway.instances.instance import Instance, asking, locate
 from gateway.instances.memory import Arena
 from gateway.instances.messages import Load
 from gateway.workers.snapshot import InstanceStatus
@@ -20,8 +20,10 @@ from models.errors import ModelError
 from models.messages import Family, InferRequest
 from models.session import Session
 from models.spec import Model, ModelSpec
+from models.tracebacks.parked import Parked
 
 _THREADS = 64
+_ANSWERS = 1.0  # seconds in which a process whose loop runs says where a session is
 
 
 class _Elsewhere:
@@ -62,6 +64,23 @@ class InstanceCalls(ABC):
     @abstractmethod
     def __model_instances__(self) -> Iterator[InstanceStatus]:
         """Yields the present status of each process. The name is one that no user's model has as an attribute."""
+
+    @abstractmethod
+    def _instances(self) -> Iterable[Instance]:
+        """Returns all instances that may have sessions."""
+
+    def __model_asking__(self) -> set[object]:
+        """The callers whose sessions have nothing more to read in their processes: see `instance.asking`."""
+        return {getattr(holder, "caller", None) for instance in self._instances() for holder in asking(instance)}
+
+    async def __model_place__(self, caller: object) -> Parked | None:
+        """Asks the process of a caller's session where its code waits. None if there is no such session, or the process does
+        not answer within a second."""
+        with trio.move_on_after(_ANSWERS), suppress(WorkerLost):
+            for instance in [*self._instances()]:
+                if (place := await locate(instance, caller)) is not None:
+                    return place
+        return None
 
     @property
     def __model_bodies__(self) -> Arena | None:

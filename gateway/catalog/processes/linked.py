@@ -6,7 +6,7 @@ import logging
 import math
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -275,6 +275,9 @@ class LinkedInstances(InstanceCalls):
             )
 
     # -- sessions ----------------------------------------------------------------------------------------------------
+
+    def _instances(self) -> Iterable[Instance]:
+        return self._there.values()
 
     def _ready(self) -> list[Instance]:
         """Returns the ready instances. Each front begins with a different one, since it does not know the sessions of the

@@ -18,6 +18,7 @@ from gateway.errors import (
     ModelFailed,
     ModelNotReady,
     ModelOutOfMemory,
+    ModelStalled,
     NoSuchPath,
     NotFound,
     NotPermitted,
@@ -57,7 +58,7 @@ class ErrorOrigin(enum.Enum):
 def blame(error: GatewayError) -> ErrorOrigin:
     """The origin of an error."""
     match error:
-        case ModelFailed() | ModelCrashed() | ModelOutOfMemory() | DeadlineExceeded():
+        case ModelFailed() | ModelCrashed() | ModelOutOfMemory() | ModelStalled() | DeadlineExceeded():
             return ErrorOrigin.MODEL
         case InsufficientStorage() | LoadFailed() | BadModel():
             return ErrorOrigin.MODEL

@@ -13,6 +13,7 @@ from gateway.errors import (
     GatewayError,
     MethodNotAllowed,
     ModelFailed,
+    ModelStalled,
     NoSuchPath,
     OthersWait,
     Overloaded,
@@ -63,7 +64,7 @@ def code_of(error: GatewayError) -> StatusCode:
     match error:
         case CallRefused():
             return error.grpc_code
-        case DeadlineExceeded() | SlowUpload():
+        case DeadlineExceeded() | ModelStalled() | SlowUpload():
             return StatusCode.DEADLINE_EXCEEDED
         case WorkerLost():
             return StatusCode.INTERNAL  # clients retry UNAVAILABLE, and this call may be why the worker died

@@ -10,6 +10,7 @@ from gateway.errors import (
     GatewayError,
     ModelCrashed,
     ModelFailed,
+    ModelStalled,
     Overloaded,
     WorkerLost,
 )
@@ -51,7 +52,7 @@ def kind_of(error: GatewayError) -> lmi.ErrorType:
             return "validation"
         case ModelFailed() | ModelCrashed():
             return "generation"
-        case DeadlineExceeded() | Drained() | WorkerLost():
+        case DeadlineExceeded() | Drained() | ModelStalled() | WorkerLost():
             return "incomplete_generation"
         case _ if error.retryable:
             return "overloaded"

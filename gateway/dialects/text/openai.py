@@ -44,6 +44,7 @@ from gateway.errors import (
     GatewayError,
     ModelCrashed,
     ModelFailed,
+    ModelStalled,
     NoSuchPath,
     NotFound,
     NotPermitted,
@@ -504,6 +505,8 @@ def _error_of(error: GatewayError) -> openai.OpenAIError:
             return openai.OpenAIError(error.message, 429, "rate_limit_error", code="rate_limit_exceeded")
         case ModelFailed() if error.request_to_blame:
             return openai.OpenAIError(error.message, code="context_length_exceeded" if error.too_long else None)
+        case ModelStalled():
+            return openai.OpenAIError(error.message, error.status, "timeout_error", code=error.code)
         case Overloaded():
             return openai.OpenAIError.of_status(429, error.message)
         case ModelCrashed():

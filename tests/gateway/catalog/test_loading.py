@@ -68,7 +68,7 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     batching = {field.name for field in fields(BatchingConfig)}
     others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes", "body_bytes"}
     others |= {"party_share", "idle_when_wanted", "subprotocols", "context"}
-    blocking = {"threads", "step_timeout", "stop_within", "stuck_limit"}
+    blocking = {"threads", "step_timeout", "stall_timeout", "stop_within", "stuck_limit"}
     restart = {field.name for field in fields(RestartConfig)}
     assert set(rows) == {*NUMBERS, *others, *blocking, *batching, *restart, "version", "memory", "required"}
     for name, number in zip(NUMBERS, numbers("plain"), strict=True):

@@ -926,7 +926,8 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
             ("capacity", "queue", "max_batch_size", "threads", "stuck_limit", "party_share", "context"), Unit.COUNT
         ),
         dict.fromkeys(
-            ("timeout", "load_timeout", "queue_timeout", "step_timeout", "stop_within", "idle_when_wanted"), Unit.SECONDS
+            ("timeout", "load_timeout", "queue_timeout", "step_timeout", "stall_timeout", "stop_within", "idle_when_wanted"),
+            Unit.SECONDS,
         ),
         dict.fromkeys(("inputs", "outputs"), Unit.TENSORS),
     )

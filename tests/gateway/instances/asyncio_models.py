@@ -90,6 +90,12 @@ async def parrot(session: Session[Part, Part]) -> None:
             await session.send(part)
 
 
+async def mute(prompt: str) -> AsyncIterator[str]:
+    """Says one word, and then nothing."""
+    yield "one "
+    await asyncio.Event().wait()
+
+
 class Shouter:
     """Says it loud."""
 

@@ -81,6 +81,12 @@ async def parrot(session: Session[Part, Part]) -> None:
         await session.send(part)
 
 
+async def mute(prompt: str) -> AsyncIterator[str]:
+    """Says one word, and then nothing."""
+    yield "one "
+    await trio.sleep_forever()
+
+
 class Shouter:
     """Says it loud."""
 

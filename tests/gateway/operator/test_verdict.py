@@ -15,6 +15,7 @@ from gateway.operator.stats import (
     ModelStats,
     PeerView,
     PointView,
+    StalledView,
     StatsView,
     VerdictView,
     stats_of_all,
@@ -59,6 +60,10 @@ PEERS = [
     PeerView(address="10.4.7.31", streams=50, room=700.0, input=0.0, slots=47),
 ]
 BLOCKED = msgspec.structs.replace(CHAT, slots_blocked=47)
+SILENT = StalledView(
+    model="chat", live=2, ended=0, seconds=250.0, limit=600.0, at="/srv/app.py:12 in generate", stream="4f2a"
+)
+OVER = msgspec.structs.replace(SILENT, live=0, ended=1, seconds=600.0, at="")
 WELL = "Healthy: 100 requests/s, p99 of chat 498 ms, no refusals"
 ROWS: list[tuple[str, dict[str, Any], list[ModelView], str]] = [
     ("unready", {"ready": False, "reasons": ["model 'chat' is loading"]}, [CHAT], "Not ready: model 'chat' is loading"),
@@ -71,6 +76,10 @@ ROWS: list[tuple[str, dict[str, Any], list[ModelView], str]] = [
      "Healthy: 100 requests/s, p99 of chat 498 ms, no refusals, 17 % invalid"),
     ("refusing", {"refusals": refusals(CONNECTIONS=7000)}, [CHAT], "Refusing: too many connections (100 %)"),
     ("refusing", {"models": {}, "refusals": refusals(CONNECTIONS=1)}, [CHAT], "Refusing: too many connections (100 %)"),
+    ("stalled", {"stalled": [SILENT], "models": {"chat": model(room=90.0)}}, [FULL],
+     "chat has sent nothing for 4 min, at /srv/app.py:12 in generate"),
+    ("stalled", {"stalled": [OVER]}, [CHAT], "chat sent nothing for 10 min"),
+    ("refusing", {"stalled": [SILENT], "refusals": refusals(QUEUE=7000)}, [FULL], "Refusing: queue of a model is full (100 %)"),
     ("readers", {"models": {"chat": model(room=30.0, slot=40.0, model=30.0)}, "peers": PEERS}, [BLOCKED],
      "Slow readers: 30 % of time; 10.4.7.31 holds 47 of 64 slots of chat"),
     ("readers", {"models": {"chat": model(room=48.0, model=52.0)}, "peers": PEERS}, [BLOCKED, msgspec.structs.replace(BLOCKED, name="b")],
@@ -127,6 +136,22 @@ def test_the_first_row_that_holds_is_said(
 ) -> None:
     said = judged(look(**figures), models)
     assert (said.kind, said.sentence) == (kind, sentence)
+
+
+def test_a_silence_of_several_processes_is_one_and_the_longest_live_one_is_named() -> None:
+    longer = msgspec.structs.replace(SILENT, live=1, seconds=300.0, stream="77aa")
+    total = stats_of_all([look(stalled=[SILENT]), look(stalled=[OVER]), look(stalled=[longer])])
+    assert total.stalled == [msgspec.structs.replace(longer, live=3, ended=1)]
+    said = judged(msgspec.structs.replace(look(), stalled=total.stalled), [CHAT])
+    assert said.sentence == "chat has sent nothing for 5 min, at /srv/app.py:12 in generate"
+    assert said.detail == (
+        "3 streams are silent, 77aa longest; models.chat.stall_timeout ends it after 10 min. chat has 58 of 64 slots, 0 queued."
+    )
+
+
+def test_a_refusal_is_told_with_the_silence_behind_it() -> None:
+    said = judged(look(stalled=[SILENT], refusals=refusals(QUEUE=7000)), [FULL])
+    assert said.detail.endswith(" chat has sent nothing for 4 min, at /srv/app.py:12 in generate.")
 
 
 def test_only_what_has_happened_since_the_look_before_counts() -> None:
