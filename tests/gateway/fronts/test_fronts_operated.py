@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from gateway import client
-from tests.gateway.fronts.served import Server, calling, port_of, served, until, who
+from tests.gateway.fronts.served import APP, Server, calling, port_of, served, until, who
 
 pytestmark = pytest.mark.programs
 PLANE = ("--set", "operator.port=0")
@@ -210,3 +210,33 @@ async def test_addresses_of_systemd_and_a_taken_port_are_told_as_ever(tmp_path: 
             assert await second.ended() == 1
             assert "--port sets another" in (await second.logged("cannot serve"))["reason"]
             assert not second.all("front started")
+
+
+SILENT = """
+
+async def silent(prompt: Prompt) -> AsyncIterator[str]:
+    yield "one"
+    await trio.sleep_forever()
+"""
+
+
+@pytest.mark.parametrize("apart", ["false", "true"])
+async def test_a_model_that_says_nothing_behind_fronts_is_named_by_their_parent(tmp_path: Path, apart: str) -> None:
+    settings = ("--model", "app:silent", "--set", "models.silent.stall_timeout=6")
+    flags = (*PLANE, *settings, "--set", f"models.silent.process.enabled={apart}")
+    async with served(tmp_path, *flags, app=APP + SILENT) as server:
+        port, plane = await server.port(), (await server.logged("operator plane"))["at"]
+        ask = f"http://127.0.0.1:{port}/predictions/silent"
+        told = list[str]()
+        async with trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                told.append(await curl("-H", "content-type: application/json", "-d", '{"inputs": "x", "stream": true}', ask))
+
+            nursery.start_soon(call)
+            sentences = set[str]()
+            while not told:
+                sentences.add(json.loads(await curl(f"{plane}/stats"))["verdict"]["sentence"])
+                await trio.sleep(0.2)
+        assert "stall_timeout" in told[0]
+        assert any(re.fullmatch(r"silent has sent nothing for \S+ s, at \S+/app.py:\d+ in silent", one) for one in sentences)
