@@ -34,9 +34,12 @@ class Model(Protocol):
 _SUBPROTOCOL = re.compile(r"(?!everywire\.key\.)[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 """A token (RFC 6455 section 11.3.4), without those by which clients show keys."""
 
+_LONGEST_SERVED = 256
+
 LOAD_TIMEOUT = 240.0
-STALL_TIMEOUT = 600.0
 """The default limit for loading, in seconds."""
+STALL_TIMEOUT = 600.0
+"""The default `stall_timeout` of text models, in seconds."""
 
 Load: TypeAlias = Callable[[], AbstractAsyncContextManager[Model]]
 
@@ -334,6 +337,9 @@ class ModelSpec:
     """The most tokens of a prompt and its answer together, for a text model. An answer without a limit ends there at the
     latest; if the model counts the tokens of prompts, every answer does. 0: that of the loaded model (its attribute
     `context`), or unknown."""
+    served_names: tuple[str, ...] = ()
+    """Names by which OpenAI's clients call the model too, such as `org/llama:8b`: printable text of at most 256 characters.
+    Other clients, keys, metrics and logs know its own name alone, which may be among them. No other model may have one."""
     max_new_tokens: int = 0
     """The most tokens of a sequence that a request may ask of a text model, if that is below the server's limit. 0: the
     server's limit."""
@@ -383,6 +389,7 @@ class ModelSpec:
                 )
         if self.features is not None:
             check_features(self.features, self.family)
+        self._check_served_names()
         self._check_tensors(f"model {self.name[:60]!r}")
 
     @property
@@ -391,6 +398,15 @@ class ModelSpec:
         if self.stall_timeout is None:
             return STALL_TIMEOUT if self.family is Family.TEXT else 0.0
         return self.stall_timeout
+
+    def _check_served_names(self) -> None:
+        if type(self.served_names) is not tuple:
+            raise ValueError(f"served_names are a tuple of strings, not {str(self.served_names)[:60]!r}")
+        for name in self.served_names:
+            if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_SERVED or not name.isprintable():
+                raise ValueError(
+                    f"served_names: each is 1 to {_LONGEST_SERVED} printable characters, not {str(name)[:60]!r}"
+                )
 
     def _check_tensors(self, said: str) -> None:
         if self.max_batch_size < 0:

@@ -113,8 +113,9 @@ def served_spec(name: str, config: ModelConfig, spec: ModelSpec) -> ModelSpec:
             _check_names(side, getattr(spec, side), said.get(side))
         said["batching"] = _batching(spec.batching, config.batching)
         said["restart"] = _restart(spec.restart, config.restart)
-        if config.subprotocols is not None:
-            said["subprotocols"] = config.subprotocols
+        for field in ("served_names", "subprotocols"):
+            if (names := getattr(config, field)) is not None:
+                said[field] = names
         if config.features is not None:
             said["features"] = frozenset(config.features)
         spec = replace(spec, **said)

@@ -72,7 +72,7 @@ def spec_of_fields(name: str, said: dict[str, Any], load: Loading) -> ModelSpec:
         "family": Family, "inputs": tuple[TensorSpec, ...] | None, "outputs": tuple[TensorSpec, ...] | None,
         "restart": RestartPolicy, "batching": Batching | None, "parameters": frozenset[str] | None,
         "features": frozenset[str] | None,
-        "subprotocols": tuple[str, ...],
+        "subprotocols": tuple[str, ...], "served_names": tuple[str, ...],
     }  # fmt: skip
     values = {key: msgspec.convert(value, kinds[key]) if key in kinds else value for key, value in said.items()}
     return ModelSpec(name=name, load=load, **values)

@@ -100,10 +100,11 @@ class Repository:
         """Loads the model in the folder `url` as `name`; returns when it accepts calls. Errors name the folder `shown`, as
         for `in_use`.
 
-        Conflict at once if the name is taken. BadRequest or NotFound if `url` is not a folder, or not below a root;
-        BadModel for a mistake in the folder; InsufficientStorage if the model does not fit; LoadFailed if its code raised;
-        Unavailable if it has code and too many threads of abandoned loads do not return. A caller that is cancelled gives
-        the load up and waits until it is undone. It waits at most 1.5 seconds for a thread, which keeps the name taken.
+        Conflict at once if the name is taken, and once the folder is read if a served name of the model is. BadRequest or
+        NotFound if `url` is not a folder, or not below a root; BadModel for a mistake in the folder; InsufficientStorage if
+        the model does not fit; LoadFailed if its code raised; Unavailable if it has code and too many threads of abandoned
+        loads do not return. A caller that is cancelled gives the load up and waits until it is undone. It waits at most 1.5
+        seconds for a thread, which keeps the name taken.
         """
         taken = self.holdings.entries.get(name)
         if taken is not None:
@@ -238,6 +239,8 @@ class Repository:
             raise BadRequest(f"a model's name must be 1 to {_LONGEST_NAME} printable characters, not {show(name)}")
         if name in self._supervisor.workers or name in self._supervisor.configured:
             raise Conflict(f"model {show(name)} is in the server's configuration")
+        if (owner := self._supervisor.served.get(name)) is not None:
+            raise Conflict(f"model {show(name)} cannot be loaded: that is a served name of model {show(owner.name)}")
         entry = Entry(name, url, shown)
         self._supervisor.start_soon(self.loader.live, entry)
         self.holdings.entries[name] = entry

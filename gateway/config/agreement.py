@@ -52,6 +52,7 @@ def contradictions(config: Config, where: Where) -> Iterator[Problem]:
     yield from _wrong_endpoints(config, where)
     yield from unsupported_processes(config, where)
     yield from _divided(config, where)
+    yield from _shared_names(config, where)
     if config.metrics.emf and config.log.format == "text":
         text = f"{where('metrics.emf')} is set and {where('log.format')} is 'text': CloudWatch reads metrics in JSON alone"
         yield Problem(key="metrics.emf", text=text, suggestion="log.format")
@@ -223,6 +224,22 @@ def _divided(config: Config, where: Where) -> Iterator[Problem]:
             "not shared; configure them as models.NAME with a process"
         )
         yield Problem(key=key, text=text, suggestion=other)
+
+
+def _shared_names(config: Config, where: Where) -> Iterator[Problem]:
+    """A problem for each served name that the configuration gives to two models, or that is the name of another one."""
+    owners: dict[str, str] = {}
+    for name, model in config.models.items():
+        key = dotted(("models", name, "served_names"))
+        for served in model.served_names or ():
+            if served != name and served in config.models:
+                other = dotted(("models", served))
+                text = f"{where(key)} has {show(served)}, which is the name of another model, {other}: choose another"
+                yield Problem(key=key, text=text, got=served)
+            elif (owner := owners.setdefault(served, name)) != name:
+                other = dotted(("models", owner, "served_names"))
+                text = f"{where(other)} and {where(key)} both have {show(served)}: only one model can be called so"
+                yield Problem(key=key, text=text, got=served)
 
 
 def _of_models(config: Config) -> Iterator[str]:

@@ -91,6 +91,15 @@ Subprotocols: TypeAlias = Annotated[
     ),
 ]
 
+ServedNames: TypeAlias = Annotated[
+    tuple[str, ...],
+    matching(
+        r"[^\x00-\x1f\x7f-\x9f]{1,256}",
+        'a list of names, such as ["org/llama-3.1:8b", "gpt-4o"], each 1 to 256 printable characters',
+        unit=Unit.TEXTS,
+    ),
+]
+
 Devices: TypeAlias = Annotated[
     tuple[str, ...],
     matching(r"[!-~]([ -~]*[!-~])?", 'a list of devices, none of them empty, such as ["0", "1"]', unit=Unit.TEXTS),
@@ -791,6 +800,9 @@ class ModelConfig:
     library model, such as `lm`."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the factory."""
+    served_names: ServedNames | None = None
+    """Names by which OpenAI's clients may call the model, besides its own. No other model may have one of them. None if the
+    model does not say."""
     version: Version | None = None
     """The version that v2 shows and that a v2 request may name; 1 if the model does not say."""
     required: bool | None = None

@@ -76,6 +76,8 @@ class Row(msgspec.Struct, frozen=True):
     """The access that a request needs."""
     kind: CallKind | None = None
     """The kind of its calls, if their content type decides it."""
+    slashes: bool = False
+    """True if a capture at the end of its path takes slashes too."""
     signed: bool = False
     """True if an AWS signature, which its handler verifies, gives access."""
 

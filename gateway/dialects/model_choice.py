@@ -16,10 +16,11 @@ from models.messages import Family
 
 @final
 class ModelChoice:
-    """The models in service, by name, and the rule that picks one if a request names none."""
+    """The models in service, by name, and the rule that picks one if a request names none. `served` are the models by the
+    names that OpenAI's clients may use besides the models' own."""
 
-    def __init__(self, config: Config, workers: Mapping[str, Worker]) -> None:
-        self.config, self.workers = config, workers
+    def __init__(self, config: Config, workers: Mapping[str, Worker], served: Mapping[str, Worker]) -> None:
+        self.config, self.workers, self.served = config, workers, served
 
     def seen_by(self, permit: Key | None) -> Mapping[str, Worker]:
         """The models that a key reaches, by name; all models if there is no key."""
@@ -61,6 +62,18 @@ class ModelChoice:
         if worker is None:
             raise NotFound(self._unknown(permit, name))
         return worker
+
+    def called(self, permit: Key | None, name: str) -> Worker:
+        """The model of that name, its own or else a served one, of any family. The errors of `invoked`."""
+        if name not in self.workers and (worker := self.by_served_name(permit, name)) is not None:
+            return worker
+        return self.invoked(permit, name)
+
+    def by_served_name(self, permit: Key | None, name: str) -> Worker | None:
+        """The model with that served name. None if there is none, or if the key, which knows own names alone, does not reach
+        it: then nothing tells that the name is there."""
+        worker = self.served.get(name)
+        return None if worker is None or (permit is not None and not permit.reaches(worker.name)) else worker
 
     def of_invocations(self, permit: Key | None) -> Worker:
         """The model of /invocations if the request names none: the default, the only model, or the only text model."""

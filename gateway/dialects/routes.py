@@ -55,7 +55,7 @@ def rows(
     """Makes the dialects and returns all their rows. `draining` returns True once the server drains. ConfigError for a
     default model, an endpoint's model or credentials that do not exist."""
     signatures = Signatures(config.sagemaker.sigv4)
-    models = ModelChoice(config, supervisor.workers)
+    models = ModelChoice(config, supervisor.workers, supervisor.served)
     models.check_defaults()
     endpoints = Endpoints(config, models, repository)
     endpoints.check()

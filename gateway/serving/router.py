@@ -24,6 +24,7 @@ from gateway.serving.nearest import nearest, without_doubled_slashes
 # Clients ask for few paths again and again: results are kept for at most so many paths of at most so many bytes.
 _REMEMBERED, _REMEMBERED_LENGTH = 1024, 256
 _UPGRADE = WEBSOCKET.encode()
+_SEGMENT = b"[^/]+)"  # the end of a pattern that ends with a capture
 # The words of the 404 for paths of other servers. They name no address, because a stranger may read them.
 _ELSEWHERE = {b"/metrics": "metrics have a port of their own, which metrics.port opens"}
 
@@ -63,7 +64,7 @@ class Router:
     def add(self, row: Row) -> None:
         """Adds a row. Raises ConfigError if another row has its method and path."""
         upgrades_anywhere = row.method == WEBSOCKET and row.path == "*"
-        methods = {} if upgrades_anywhere else self._path(row.path).methods
+        methods = {} if upgrades_anywhere else self._path(row).methods
         if row.method.encode() in methods or (upgrades_anywhere and self._any_upgrade is not None):
             raise ConfigError(f"two routes answer {row.method} {row.path}: only one may")
         self.rows.append(row)
@@ -93,10 +94,13 @@ class Router:
         """Returns the refusal format of the API to which a path belongs, even if no row has that path; None if none."""
         return next((refuse for prefix, refuse in self._under.items() if _is_under(path, prefix)), None)
 
-    def _path(self, path: str) -> _Path:
+    def _path(self, row: Row) -> _Path:
+        path = row.path
         if "{" not in path:
             return self._exact.setdefault(path.encode(), _Path({}, path=path))
         source = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)).encode()
+        if row.slashes and source.endswith(_SEGMENT):
+            source = source.removesuffix(_SEGMENT) + b".+)"
         for known in self._patterns:
             if known.pattern is not None and known.pattern.pattern == source:
                 return known

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
 
+from gateway.config.problem import ConfigError
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.workers.caller import Caller
 from gateway.workers.failures import Failure
+from gateway.workers.served_names import clash
 from gateway.workers.snapshot import ModelsSnapshot
 from gateway.workers.states import State
 from gateway.workers.worker import Worker
@@ -52,8 +54,9 @@ class Supervisor:
     """Runs a worker per model. A model that cannot load or keeps crashing is given up; the others are not affected.
 
     `workers` are the models in service, by name: those of `specs`, and those that `load` has added. A model of `load`
-    appears when it is ready, and disappears when it is unloaded or given up. `configured` are `specs` by name, in service
-    or not.
+    appears when it is ready, and disappears when it is unloaded or given up. `served` are the same models by the names that
+    they are served under besides their own. `configured` are `specs` by name, in service or not. ValueError if two of
+    `specs` have one name; ConfigError if a served name of one is another's too.
 
     If a model's policy asks for it, `escalated` is called with the name and the reason when the model is given up. `chance`
     returns numbers from 0 to 1, for the jitter of restarts. `spans` makes the spans of calls; default None: there are none.
@@ -70,6 +73,7 @@ class Supervisor:
         check: Callable[[ModelSpec], Check] | None = None,
     ) -> None:
         self.workers: dict[str, Worker] = {}
+        self.served: dict[str, Worker] = {}
         self._escalated, self._chance, self._spans, self._check = escalated, chance, spans, check
         self.explained: list[Callable[[Failure], None]] = []
         """Functions that are called with every failure of a model that the log explains."""
@@ -82,7 +86,9 @@ class Supervisor:
         for spec in specs:
             if spec.name in self.workers:
                 raise ValueError(f"two models are named {spec.name!r}: give one another name")
-            self.workers[spec.name] = self._worker(spec)
+            if why := clash(spec, [worker.spec for worker in self.workers.values()]):
+                raise ConfigError(why)
+            self._take_in(self._worker(spec))
         self.configured = {name: worker.spec for name, worker in self.workers.items()}
         self._configured = list(self.workers.values())
         self._begun: list[Worker] = []
@@ -243,12 +249,13 @@ class Supervisor:
 
     async def load(self, spec: ModelSpec, *, lasting: bool = False) -> Worker:
         """Adds a model; returns when it is in service. If its `load()` raises, that error is raised here and nothing of the
-        model is left. Conflict if the name is taken. If this is cancelled, the load is given up, and its clean-up is waited
-        for. A model that crashes later is loaded again by its policy. If it is given up it disappears, or, if it is
-        `lasting`, stays as FAILED, like those of `specs`."""
+        model is left. Conflict if one of its names is taken. If this is cancelled, the load is given up, and its clean-up
+        is waited for. A model that crashes later is loaded again by its policy. If it is given up it disappears, or, if it
+        is `lasting`, stays as FAILED, like those of `specs`."""
         alive = (worker.name for worker in (*self._begun, *self._added) if not worker.stopped.is_set())
         if spec.name in self.workers or spec.name in alive:
             raise Conflict(f"a model named {spec.name[:100]!r} is there already")
+        self._check_names(spec)
         worker = self._worker(spec, lasting=False)
         try:
             await self._loaded(worker)
@@ -258,9 +265,30 @@ class Supervisor:
             raise
         self._unloadable.pop(spec.name, None)
         worker.life.lasting = lasting
-        self.workers[spec.name] = worker
+        self._take_in(worker)
         self._changed()
         return worker
+
+    def _check_names(self, spec: ModelSpec) -> None:
+        """Raises Conflict if another model has one of the model's names: one in service, being loaded or unloaded, or
+        configured."""
+        there = (*self.workers.values(), *(one for one in (*self._begun, *self._added) if not one.stopped.is_set()))
+        if why := clash(spec, (*self.configured.values(), *(worker.spec for worker in there))):
+            raise Conflict(why)
+
+    def _take_in(self, worker: Worker) -> None:
+        """Puts a model in service, in the place of its earlier version."""
+        self._take_names(worker.name)
+        self.workers[worker.name] = worker
+        for name in worker.spec.served_names:
+            if name != worker.name:
+                self.served[name] = worker
+
+    def _take_names(self, model: str) -> None:
+        """Takes the served names of a model out of service."""
+        if (worker := self.workers.get(model)) is not None:
+            for name in worker.spec.served_names:
+                self.served.pop(name, None)
 
     async def _loaded(self, worker: Worker) -> None:
         """Starts a new worker and waits for its first load. Raises the errors of `load`."""
@@ -290,6 +318,7 @@ class Supervisor:
 
     def _leave_service(self, worker: Worker) -> None:
         if self.workers.get(worker.name) is worker:
+            self._take_names(worker.name)
             del self.workers[worker.name]
             self._changed()
 
@@ -306,14 +335,15 @@ class Supervisor:
         The new version is loaded and warmed up while the old one serves. Then it takes over at once: every call that does
         not have a slot of the old version, nor waits for one, goes to the new one. The others have `patience` seconds to
         end on the old one. If the new version cannot be loaded, its error is raised and the old one goes on. NotFound if
-        there is no model to replace. Conflict while another reload runs, or if the old version was unloaded meanwhile. A
-        caller that is cancelled before the switch gives the reload up.
+        there is no model to replace. Conflict while another reload runs, if another model has one of the new names, or if
+        the old version was unloaded meanwhile. A caller that is cancelled before the switch gives the reload up.
         """
         name, old = spec.name, self.workers.get(spec.name)
         if old is None:
             raise NotFound(f"no model {name[:100]!r} is in service")
         if name in self.reloading:
             raise Conflict(f"model {name[:100]!r} is being reloaded")
+        self._check_names(spec)
         self.reloading.add(name)
         worker = self._worker(spec, lasting=False)
         worker.replaces = True
@@ -333,7 +363,7 @@ class Supervisor:
         self.start_soon(self._see_off, old)  # from here on nothing fails
         self._replaced.setdefault(name, set()).add(old)
         worker.life.lasting = old.life.lasting
-        self.workers[name] = worker
+        self._take_in(worker)
         if name in self.configured:
             self.configured[name] = spec
         old.hand_over(worker, patience)

@@ -138,7 +138,7 @@ class BidiDialect:
             if of_openai:
                 exchange.words = openai.refuse
                 if name := named_by_query(exchange):
-                    self._models.invoked(exchange.permit, name)  # its absence is the nearer reason
+                    self._models.called(exchange.permit, name)  # its absence is the nearer reason
             own, asked = self._models.config.websocket.path, exchange.path.decode("latin-1")[:100]
             raise NoSuchPath(
                 f"no WebSocket at {asked}; models answer at {own} and /models/{{name}}{own}, and at the paths that "

@@ -84,7 +84,8 @@ class OpenAIDialect:
             row("POST", "/v1/chat/completions", self.chat_completions),
             row("POST", "/v1/completions", self.completions),
             row("GET", "/v1/models", self.models, needs=Needs.METADATA),
-            row("GET", "/v1/models/{name}", self.model, needs=Needs.METADATA),
+            # not `name`, which a key is asked for before the handler is: only that knows whose the served names are
+            row("GET", "/v1/models/{model}", self.model, needs=Needs.METADATA, slashes=True),
         ]
 
     async def chat_completions(self, exchange: Exchange) -> None:
@@ -127,16 +128,23 @@ class OpenAIDialect:
         await answer.run(prompts)
 
     async def models(self, exchange: Exchange) -> None:
-        """GET /v1/models: the models that can answer as text models."""
-        seen = self._models.seen_by(exchange.permit).values()
-        speakers = {w.name: w.context for w in seen if convertible(w.spec.family, Family.TEXT)}
-        listed = [(name, self._since) for name in sorted(speakers)]
-        exchange.outbound.respond(200, [JSON], openai.models_body(listed, contexts=speakers))
+        """GET /v1/models: the models that can answer as text models, by each of their names."""
+        seen = self._models.seen_by(exchange.permit)
+        named = {**seen, **{name: worker for name, worker in self._models.served.items() if worker.name in seen}}
+        speakers = {name: w for name, w in named.items() if convertible(w.spec.family, Family.TEXT)}
+        body = openai.models_body(
+            [(name, self._since) for name in sorted(speakers)],
+            contexts={name: worker.context for name, worker in speakers.items()},
+            roots={name: worker.name for name, worker in speakers.items() if name != worker.name},
+        )
+        exchange.outbound.respond(200, [JSON], body)
 
-    async def model(self, exchange: Exchange, name: str) -> None:
-        """GET /v1/models/{name}."""
-        worker = self._models.named(exchange.permit, name, Family.TEXT, "openai")
-        exchange.outbound.respond(200, [JSON], openai.model_body(worker.name, created=self._since, context=worker.context))
+    async def model(self, exchange: Exchange, model: str) -> None:
+        """GET /v1/models/{model}, for a model of any family."""
+        worker = self._models.called(exchange.permit, model)
+        root = "" if model == worker.name else worker.name
+        body = openai.model_body(model, created=self._since, context=worker.context, root=root)
+        exchange.outbound.respond(200, [JSON], body)
 
     # -- a chat, at these routes and at LMI's ------------------------------------------------------------------------
 
@@ -205,6 +213,9 @@ class OpenAIDialect:
         try:
             if name in self._models.workers:
                 worker = self._models.named(permit, name, Family.TEXT, "openai")
+            elif (served := self._models.by_served_name(permit, name)) is not None:
+                self._models.check_family(served, Family.TEXT, "openai")
+                worker = served
             elif name in _ANY:
                 worker = self._models.unnamed(permit, self._models.config.openai.default_model, Family.TEXT, "openai")
             else:

@@ -135,7 +135,7 @@ async def test_a_row_of_a_model_that_the_key_does_not_reach_is_refused_whether_i
     wire: str, tmp_path: Path
 ) -> None:
     async with asking(wire, config(keys_of(tmp_path, alice("models=other-*", "scope=control")))) as (_, ask):
-        named = [row for row in ROWS if "{name}" in row.path or "{endpoint}" in row.path]
+        named = [row for row in ROWS if any(one in row.path for one in ("{name}", "{model}", "{endpoint}"))]
         for row in named:
             if asks(wire, row) and (row.dialect != "bidi" or "2" in wire):
                 for path in (

@@ -67,7 +67,7 @@ def test_a_model_that_says_nothing_has_the_numbers_of_the_reference() -> None:
     rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if "| the model's own |" in row}
     batching = {field.name for field in fields(BatchingConfig)}
     others = {"inputs", "outputs", "max_batch_size", "warmup", "queue_timeout", "queue_bytes", "body_bytes"}
-    others |= {"party_share", "idle_when_wanted", "subprotocols", "context"}
+    others |= {"party_share", "idle_when_wanted", "subprotocols", "context", "features", "served_names"}
     blocking = {"threads", "step_timeout", "stall_timeout", "stop_within", "stuck_limit"}
     restart = {field.name for field in fields(RestartConfig)}
     assert set(rows) == {*NUMBERS, *others, *blocking, *batching, *restart, "version", "memory", "required"}

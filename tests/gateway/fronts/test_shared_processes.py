@@ -147,6 +147,36 @@ async def streams_in(processes: set[int], stack: AsyncExitStack, port: int, coun
             assert found < processes
 
 
+SERVED = (
+    APP
+    + """
+
+from models.adapt import spec_of
+
+who = spec_of(who, served_names=("org/who:1", "of-the-code"))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [((), ["org/who:1", "of-the-code"]), (("--set", 'models.who.served_names=["gpt-4o"]'), ["gpt-4o"])],
+)
+async def test_each_front_finds_a_model_by_its_served_names(
+    tmp_path: Path, flags: tuple[str, ...], names: list[str]
+) -> None:
+    async with shared(tmp_path, *flags, app=SERVED) as (server, port):
+        heard = set()
+        for name in names * 3:
+            async with calling(port) as caller:
+                status, body = await caller.ask("/v1/completions", json.dumps({"model": name, "prompt": "x"}).encode())
+                assert (status, json.loads(body)["model"]) == (200, name)
+                heard.add(int(json.loads(body)["choices"][0]["text"].split()[0]))
+                status, body = await caller.ask(f"/v1/models/{name}", method="GET")
+                assert (status, json.loads(body)["root"]) == (200, "who")
+        assert heard == pids_of(server, "who")
+
+
 async def test_two_fronts_have_the_same_processes_and_their_ends_and_starts(tmp_path: Path) -> None:
     async with shared(tmp_path) as (server, port), AsyncExitStack() as stack:
         assert len({await pid_of_who(port) for _ in range(4)}) == 1

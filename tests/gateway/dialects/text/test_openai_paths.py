@@ -16,14 +16,13 @@ from protocols.events import End, Request
 from tests.gateway.dialects.text.test_lmi_forms import KINDS, ask, text_spec
 from tests.gateway.promises import House, raw, serving
 
-THERE = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /v1/models/{name}"
+THERE = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /v1/models/{model}"
 NOWHERE = [
     "/v1",
     "/v1/",
     "/v1/embeddings",
     "/v1/responses",
     "/v1/models/",
-    "/v1/models/a/b",
     "/v1/chat",
     "/v1/chat/completions/",
     "/v1/%63hat/completions",
