@@ -20,6 +20,7 @@ from protocols.lmi.request import (
     read_document,
 )
 from protocols.lmi.response import TextEncoder, parse_stream_line, response_headers
+from protocols.lmi.triton import read_triton_parameters
 
 __all__ = [
     "MEMBERS",
@@ -47,6 +48,7 @@ __all__ = [
     "parse_stream_line",
     "read_document",
     "read_parameters",
+    "read_triton_parameters",
     "response_headers",
     "tgi_error_body",
 ]

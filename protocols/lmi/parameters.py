@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, final
 
@@ -24,6 +24,10 @@ MAX_TOP = 20
 
 MAX_BIASES = 65_536
 """The most tokens in logit_bias."""
+
+# TensorRT-LLM's table calls `stop` a boolean, which is a mistake: its handler reads strings.
+ALIASES: Mapping[str, str] = {"stop": "stop_sequences", "ignore_eos": "ignore_eos_token"}
+"""LMI's second names of parameters."""
 
 _INT32 = 2**31 - 1
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}").fullmatch
@@ -102,10 +106,12 @@ def read_parameters(
     table: Table = Table.VLLM,
     rule: SamplingRule = SamplingRule.V0_31,
     may_be_0: bool = False,
+    aliases: Mapping[str, str] = ALIASES,
 ) -> tuple[Parameters, Mapping[str, str]]:
     """Reads the `parameters` of a request. Also returns those that the request itself gives: canonical names (`stop` counts
     as stop_sequences), each with the name it has in the request. Null parameters count as absent; they and unknown ones are
-    not in it. `may_be_0`: `max_new_tokens` may be 0, which takes the prompt in and generates nothing.
+    not in it. `may_be_0`: `max_new_tokens` may be 0, which takes the prompt in and generates nothing. `aliases`: other names
+    of parameters, in place of LMI's own second names.
 
     `stream` and `output_formatter` are about the form of the answer: their types are checked, and they are ignored. LMIError
     of stage "parameters" names the first parameter that is out of range or contradicts another.
@@ -120,7 +126,7 @@ def read_parameters(
         if (check := _OF_THE_ANSWER.get(name)) is not None:
             check(f"parameters.{name}", value)
             continue
-        field = _ALIASES.get(name, name)
+        field = aliases.get(name, name)
         if (read := readers.get(field)) is None:
             extra[name] = value
             continue
@@ -129,20 +135,21 @@ def read_parameters(
         taken = read(f"parameters.{name}", value)
         if field in values and values[field] != taken:
             refuse(f"parameters.{name}", f"what parameters.{names[field]} says, or one of the two alone", value)
-        values[field], names[field] = taken, name
+        values[field] = taken
+        names[field] = name
     _settle_sampling(values, table, rule)
-    _settle_sequences(values)
+    _settle_sequences(values, names)
     if values.get("prompt_logprobs"):
         values.setdefault("decoder_input_details", True)
     return Parameters(**values, extra=extra), names
 
 
-def check_one_sequence(parameters: Parameters, given: Collection[str], where: str) -> None:
+def check_one_sequence(parameters: Parameters, given: Mapping[str, str], where: str) -> None:
     """Raises LMIError for a parameter that asks for several sequences, or makes several; `where` tells why only one can
     be."""
     for name in ("n", "best_of", "num_beams"):
         if name in given and getattr(parameters, name) > 1:
-            refuse(f"parameters.{name}", f"1 {where}", getattr(parameters, name))
+            refuse(f"parameters.{given[name]}", f"1 {where}", getattr(parameters, name))
 
 
 def refuse(name: str, expected: str, value: object, *, stage: Stage = "parameters") -> NoReturn:
@@ -185,16 +192,16 @@ def _settle_sampling(values: dict[str, Any], table: Table, rule: SamplingRule) -
     values["do_sample"] = sampled
 
 
-def _settle_sequences(values: dict[str, Any]) -> None:
+def _settle_sequences(values: dict[str, Any], names: Mapping[str, str]) -> None:
     """Sets `n` and `best_of`. Without `n`, all sequences are returned, as in LMI, which makes `num_beams` beams whatever
     `best_of` is."""
     beams, best_of = values.get("num_beams", 1), values.get("best_of", 1)
     if "n" not in values:
         values["n"] = beams if beams > 1 else best_of
     elif "best_of" in values and best_of < values["n"]:
-        refuse("parameters.best_of", f"at least parameters.n, which is {values['n']}", best_of)
+        refuse("parameters.best_of", f"at least parameters.{names['n']}, which is {values['n']}", best_of)
     elif 1 < beams < values["n"]:
-        refuse("parameters.n", f"at most parameters.num_beams, which is {beams}", values["n"])
+        refuse(f"parameters.{names['n']}", f"at most parameters.{names['num_beams']}, which is {beams}", values["n"])
     values["best_of"] = max(best_of, values["n"])
 
 
@@ -332,8 +339,6 @@ _READERS: Mapping[str, _Reader] = {
 }
 _TRTLLM_READERS: Mapping[str, _Reader] = {**_READERS, "top_p": _share}
 
-# TensorRT-LLM's table calls `stop` a boolean, which is a mistake: its handler reads strings.
-_ALIASES: Mapping[str, str] = {"stop": "stop_sequences", "ignore_eos": "ignore_eos_token"}
 _OF_THE_ANSWER: Mapping[str, _Reader] = {"stream": boolean, "output_formatter": _string}
 
 # As the schema prints them; the implementation samples at a temperature of 0.8 too.

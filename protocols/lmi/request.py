@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, final
 
@@ -183,7 +183,7 @@ def _formatter(asked: str | None, configured: Formatter | None, *, stream: bool,
     return Formatter.SSE if tgi else Formatter.JSONLINES
 
 
-def _check_stream(parameters: Parameters, given: Collection[str], *, tgi: bool) -> None:
+def _check_stream(parameters: Parameters, given: Mapping[str, str], *, tgi: bool) -> None:
     check_one_sequence(parameters, given, "in a stream")
     if tgi and parameters.decoder_input_details:
         if "decoder_input_details" in given:

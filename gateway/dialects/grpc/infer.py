@@ -15,7 +15,7 @@ from gateway.core.route import Row
 from gateway.dialects.call import session_of
 from gateway.dialects.grpc.calls import Calls, reply, rows_of
 from gateway.dialects.grpc.status import CallRefused
-from gateway.dialects.grpc.text import output_of, read_text, text_of
+from gateway.dialects.grpc.text import output_of, read_text
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.v2.channels import one_response
 from gateway.dialects.v2.requests import Timeout, V2Calls, batch_of, error_of, schedule, slot_within, weight_of, writing
@@ -186,4 +186,4 @@ class ModelInferDialect:
         kept = WholeText(exchange, worker, call.asked.prompt)
         with await slot_within(exchange, worker, within):
             await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
-        reply(exchange, messages.writer_of(worker).render([output_of(text_of(call, kept.whole()))], asked.request))
+        reply(exchange, messages.writer_of(worker).render([output_of(call.asked.whole(kept.whole()))], asked.request))

@@ -35,11 +35,11 @@ from gateway.dialects.call import session_of
 from gateway.dialects.grpc.calls import Calls, Incoming, end_stream, rows_of, start_stream
 from gateway.dialects.grpc.infer import SERVICE, InferMessages
 from gateway.dialects.grpc.status import CallRefused
-from gateway.dialects.grpc.text import output_of, read_text, text_of
+from gateway.dialects.grpc.text import output_of, read_text
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.v2.channels import fixed, one_response
 from gateway.dialects.v2.requests import Timeout, batch_of, error_of, schedule, slot_within
-from gateway.dialects.v2.text import EachToken, WholeText
+from gateway.dialects.v2.text import AfterPrompt, EachToken, WholeText
 from gateway.errors import GatewayError
 from gateway.telemetry.observer import log_failure
 from gateway.workers.worker import Worker
@@ -461,19 +461,26 @@ class _Stream:
         except V2Error as e:
             raise error_of(e) from None
         channel: EachToken | WholeText
+        prompt, lead = call.asked.prompt, None
         if call.streams:
             response = partial(self._text_response, asked, worker)
-            channel = EachToken(self._exchange, worker, call.asked.prompt, self._speak, response)
+            if call.asked.with_prompt:
+                lead = AfterPrompt(prompt, self._speak, response)
+                channel = EachToken(self._exchange, worker, prompt, lead.speak, response)
+            else:
+                channel = EachToken(self._exchange, worker, prompt, self._speak, response)
         else:
-            channel = WholeText(self._exchange, worker, call.asked.prompt)
+            channel = WholeText(self._exchange, worker, prompt)
         with await slot_within(inner, worker, request.within):
             session = session_of(self._exchange, worker, channel)
             session.deadline = inner.deadline
             await worker.call(session, inner, Family.TEXT)
         if type(channel) is WholeText:
-            request.buffers = self._text_response(asked, worker, text_of(call, channel.whole()), final=True)
+            request.buffers = self._text_response(asked, worker, call.asked.whole(channel.whole()), final=True)
         else:
             await channel.finish()
+            if lead is not None:
+                await lead.finish()
             if asked.empty_final:
                 request.buffers = self._end_of(asked, worker)
 

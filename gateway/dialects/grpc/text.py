@@ -1,14 +1,12 @@
 """Text models for gRPC's clients of Triton's LLM backends: `text_input` in, `text_output` out.
 
 A request has one element of BYTES as `text_input`. Its other inputs are parameters by name, of one element or a list,
-beside the request's own parameters. `sampling_parameters` is a JSON object of more parameters, as in vLLM's backend. Two
-inputs choose the form of the answer, both BOOL: `stream`, a response for each token; and `exclude_input_in_output`: false
-puts the prompt before an answer that is not streamed.
+beside the request's own parameters; `gateway.dialects.v2.text` reads them. The input `stream`, a BOOL, asks for a response
+for each token; TensorRT-LLM's other name for it is `streaming`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,15 +20,12 @@ from gateway.dialects.text.requests import tell_passed
 from gateway.dialects.v2.requests import OBJECT, V2Calls
 from gateway.dialects.v2.text import TextAsked, text_asked, with_room
 from gateway.workers.worker import Worker
-from models.messages import utf8
 from protocols.grpc.v2_messages import InferCall
-from protocols.v2.generate import read_object
 from protocols.v2.tensors import BytesData, V2Error, V2Tensor, show
 
-_STREAM, _WITHOUT_PROMPT = "stream", "exclude_input_in_output"
+_STREAM = ("stream", "streaming")
 _PROMPT = "text_input"
 _LIGHT = 8  # bytes of the prompt that are read as fast as one byte of JSON
-_NUMBER = 40  # characters of the longest string that is read as a number
 
 
 class TextCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +34,6 @@ class TextCall(msgspec.Struct, frozen=True, kw_only=True):
     asked: TextAsked
     streams: bool
     """True if each token is a response."""
-    with_prompt: bool
-    """True if the prompt comes before an answer that is not streamed."""
 
 
 async def read_text(caller: Exchange | InnerCall, call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
@@ -77,19 +70,14 @@ def _read(call: InferCall, worker: Worker, calls: V2Calls) -> TextCall:
             f"model {worker.name!r} speaks {worker.spec.family.value}, and is asked by an input 'text_input': "
             f"expected BYTES of one element that is not empty, got {'none' if text is None else show(text)}"
         )
-    said = {name: given.pop(name, None) for name in (_STREAM, _WITHOUT_PROMPT)}
+    said = {name: given.pop(name) for name in _STREAM if name in given}
     for name, value in said.items():
-        if value is not None and type(value) is not bool:
+        if type(value) is not bool:
             raise V2Error(f"input {show(name)}: expected one BOOL, got {show(value)}")
-    for name, value in _sampling(given.pop("sampling_parameters", ""), calls).items():
-        if name in given:
-            raise V2Error(f"{show(name)} is there twice, in sampling_parameters and beside them")
-        given[name] = value
-    return TextCall(
-        asked=text_asked(text, given, request.id, worker, calls.models.config.limits),
-        streams=said[_STREAM] is True,
-        with_prompt=said[_WITHOUT_PROMPT] is False,
-    )
+    if len(set(said.values())) > 1:
+        raise V2Error(f"inputs {_STREAM[0]!r} and {_STREAM[1]!r} are two names of one input: expected one of them")
+    asked = text_asked(text, given, request.id, worker, calls.models.config.limits, calls.bounds)
+    return TextCall(asked=asked, streams=True in said.values())
 
 
 def _value_of(tensor: V2Tensor) -> Any:
@@ -102,31 +90,6 @@ def _value_of(tensor: V2Tensor) -> Any:
         except UnicodeDecodeError:
             raise V2Error(f"input {show(tensor.name)}: its elements are texts, which must be UTF-8") from None
     return values[0] if len(values) == 1 else values
-
-
-def _sampling(text: Any, calls: V2Calls) -> Mapping[str, Any]:
-    """The members of `sampling_parameters`. Numbers may be strings, as vLLM's clients write them."""
-    if text == "":
-        return {}
-    what = "input 'sampling_parameters'"
-    if type(text) is not str:
-        raise V2Error(f"{what}: expected BYTES of one element, got {show(text)}")
-    found = read_object(text.encode(), calls.bounds, what=what)
-    return {name: _number(value) for name, value in found.items()}
-
-
-def _number(value: Any) -> Any:
-    if type(value) is str and len(value) <= _NUMBER:
-        try:
-            return msgspec.json.decode(value, type=int | float | bool)
-        except msgspec.DecodeError:  # a text
-            return value
-    return value
-
-
-def text_of(call: TextCall, text: bytes) -> bytes:
-    """The whole text of an answer that is not streamed and whose tokens make up `text`."""
-    return utf8(call.asked.prompt.text) + text if call.with_prompt else text
 
 
 def output_of(text: bytes) -> V2Tensor:

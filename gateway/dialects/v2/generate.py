@@ -27,6 +27,7 @@ from gateway.dialects.v2.text import TextAsked, WholeText, size_of, taken, text_
 from gateway.workers.slot import Slot
 from gateway.workers.worker import Worker
 from models.messages import Family, Finish, InferResponse, Prompt, Token, ToolCall, utf8
+from models.session import Session
 from protocols import v2
 from protocols.events import Buffer
 from protocols.v2 import generate
@@ -96,14 +97,14 @@ class GenerateDialect:
         tell_passed(exchange, worker, asked.unknown)
         within, reply = schedule(exchange, asked.given), partial(_text_reply, worker, asked)
         if streams:
-            channel = _TextEvents(exchange, worker, asked.prompt, reply)
+            channel = (_EventsAfterPrompt if asked.with_prompt else _TextEvents)(exchange, worker, asked.prompt, reply)
             slot = await slot_within(exchange, worker, within)
             await _stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
             return
         kept = WholeText(exchange, worker, asked.prompt)
         with await slot_within(exchange, worker, within):
             await worker.call(session_of(exchange, worker, kept), exchange, Family.TEXT)
-        await self._respond(exchange, await _whole(exchange, kept.whole(), reply))
+        await self._respond(exchange, await _whole(exchange, asked.whole(kept.whole()), reply))
 
     async def _respond(self, exchange: Exchange, text: bytes) -> None:
         level = self._calls.models.config.v2.compression
@@ -146,13 +147,13 @@ async def _rendered(
 
 
 def _read_text(body: memoryview, limits: v2.V2Limits, worker: Worker, bounds: LimitsConfig) -> TextAsked:
-    """Reads a request to a text model. Its parameters are LMI's, in `parameters` or beside it. V2Error."""
+    """Reads a request to a text model. Its parameters are Triton's or LMI's, in `parameters` or beside it. V2Error."""
     head = generate.read_object(body, limits)
     text, id = head.get("text_input"), read_string(head, "id")
     if type(text) is not str or not text:
         raise v2.V2Error("text_input must be a string that is not empty")
     given = {name: value for name, value, _ in generate.members_of(head) if name != "text_input"}
-    return text_asked(text, given, id, worker, bounds)
+    return text_asked(text, given, id, worker, bounds, limits)
 
 
 async def _whole(exchange: Exchange, text: bytes, reply: Callable[[str], bytes]) -> bytes:
@@ -170,7 +171,6 @@ def _text_reply(worker: Worker, asked: TextAsked, text: str) -> bytes:
     return msgspec.json.encode(reply)
 
 
-@final
 class _TextEvents(StreamedResponses):
     """The channel of one prompt: each token is an event."""
 
@@ -208,3 +208,30 @@ class _TextEvents(StreamedResponses):
 
     def _event_of(self, text: str) -> Sequence[Buffer]:
         return EVENTS.wrap(self._reply_with(utf8(text).decode()), ())
+
+
+@final
+class _EventsAfterPrompt(_TextEvents):
+    """The channel of one prompt whose first event is the prompt. It leaves with the first token, so that a model that fails
+    before decides the status."""
+
+    def __init__(self, exchange: Exchange, worker: Worker, prompt: Prompt, reply: Callable[[str], bytes]) -> None:
+        super().__init__(exchange, worker, prompt, reply)
+        self._lead = prompt.text
+
+    async def send(self, message: Token | Finish, /) -> None:
+        if self._lead and (type(message) is Finish or (type(message) is Token and not message.prefill)):
+            await self._say_prompt()
+        await super().send(message)
+
+    async def call(self, session: Session[Any, Any], family: Family) -> None:
+        await super().call(session, family)
+        if self._lead:
+            await self._say_prompt()
+
+    async def _say_prompt(self) -> None:
+        made = perf_counter_ns()
+        event = await codec(len(self._lead), partial(self._event_of, self._lead), self._exchange.owner)
+        await self._outbound.wait_room(sum(map(len, event)))
+        self.put(event, made)
+        self._lead = ""

@@ -19,10 +19,16 @@ from models.continuations import Continuations, spoken
 from models.messages import Finish, Prompt, Token, ToolCall, utf8
 from protocols import lmi, v2
 from protocols.events import Buffer
+from protocols.lmi.triton import TEXTS
 from protocols.text_members import MemberRefused
+from protocols.v2.generate import read_object
+from protocols.v2.tensors import show
 
 _MOST = 16 * 1024 * 1024  # bytes of the longest text that is kept until it is whole
 _BESIDE = 128  # bytes that a response has beside its text, about
+_SAMPLING = "sampling_parameters"
+_MOST_SAMPLING = 64 * 1024  # bytes of it, so that its objects are few beside those of the request, which are paid for
+_NUMBER = 40  # characters of the longest string that is read as a number
 
 Responding: TypeAlias = Callable[[bytes], Sequence[Buffer]]
 """Makes the response that carries a text."""
@@ -39,19 +45,62 @@ class TextAsked(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters, as the request has them."""
     unknown: tuple[str, ...]
     """The names of those that the model gets although nobody here knows them (`tell_passed`)."""
+    with_prompt: bool
+    """True if the answer begins with the prompt."""
+
+    def whole(self, text: bytes) -> bytes:
+        """The text of an answer whose tokens make up `text`."""
+        return utf8(self.prompt.text) + text if self.with_prompt else text
 
 
-def text_asked(text: str, given: Mapping[str, Any], id: str, worker: Worker, limits: LimitsConfig) -> TextAsked:
-    """A request with this `text_input` and these parameters, which LMI's rules read. V2Error."""
+def text_asked(
+    text: str, given: Mapping[str, Any], id: str, worker: Worker, limits: LimitsConfig, bounds: v2.V2Limits
+) -> TextAsked:
+    """A request with this `text_input`, which is not empty, and these parameters by Triton's names or LMI's, whose rules
+    hold. Those in the JSON text `sampling_parameters` are parameters too. V2Error."""
+    given = _with_sampling(given, bounds)
     try:
-        request = lmi.parse_document({"inputs": text, "parameters": given})
-        lmi.check_one_sequence(request.parameters, request.given, "here, where an answer is one text")
-        request, said = decided(worker, request, "own", judges=False)
+        parameters, names = lmi.read_triton_parameters(given)
+        lmi.check_one_sequence(parameters, names, "here, where an answer is one text")
+        request, said = decided(
+            worker, lmi.TextRequest(inputs=text, parameters=parameters, given=names), "own", judges=False
+        )
         request = within_ceiling(worker, limits, request)
     except (lmi.LMIError, MemberRefused) as e:
         raise v2.V2Error(e.message) from None
-    prompt = prompt_of(request.inputs, request.parameters, said)
-    return TextAsked(prompt=prompt, id=id, given=given, unknown=said.unknown)
+    prompt = prompt_of(text, request.parameters, said)
+    with_prompt = given.get("exclude_input_in_output") is False
+    return TextAsked(prompt=prompt, id=id, given=given, unknown=said.unknown, with_prompt=with_prompt)
+
+
+def _with_sampling(given: Mapping[str, Any], bounds: v2.V2Limits) -> Mapping[str, Any]:
+    """The parameters with the members of `sampling_parameters` in its place. V2Error."""
+    text = given.get(_SAMPLING)
+    if text is None:
+        return given
+    if type(text) is not str:
+        raise v2.V2Error(f"{_SAMPLING}: expected a JSON object in a string, got {show(text)}")
+    together = {name: value for name, value in given.items() if name != _SAMPLING}
+    if not text:
+        return together
+    data = utf8(text)
+    if len(data) > _MOST_SAMPLING:
+        raise v2.V2Error(f"{_SAMPLING}: expected at most {_MOST_SAMPLING} bytes, got {len(data)}")
+    for name, value in read_object(data, bounds, what=_SAMPLING).items():
+        if name in together:
+            raise v2.V2Error(f"{show(name)} is there twice, in {_SAMPLING} and beside them")
+        together[name] = value if name in TEXTS else _number(value)
+    return together
+
+
+def _number(value: Any) -> Any:
+    """A member of `sampling_parameters`: numbers may be strings, as vLLM's clients write them."""
+    if type(value) is str and len(value) <= _NUMBER:
+        try:
+            return msgspec.json.decode(value, type=int | float | bool)
+        except msgspec.DecodeError:  # a text
+            return value
+    return value
 
 
 async def with_room(caller: Exchange | InnerCall, worker: Worker, asked: TextAsked) -> TextAsked:
@@ -139,3 +188,22 @@ class EachToken(OnePrompt):
         """Sends the text that was held back, once the model has returned."""
         for _, text in self.text.rests():
             await self._speak(_BESIDE + len(text), partial(self._response, utf8(text)))
+
+
+@final
+class AfterPrompt:
+    """Speaks for `EachToken`, and says the prompt first, as a response of its own."""
+
+    def __init__(self, prompt: Prompt, speak: Speak, response: Responding) -> None:
+        self._lead, self._speak, self._response = utf8(prompt.text), speak, response
+
+    async def speak(self, size: int, make: Callable[[], Sequence[Buffer]]) -> None:
+        """`Speak`."""
+        await self.finish()
+        await self._speak(size, make)
+
+    async def finish(self) -> None:
+        """Says the prompt, if no token has come before the model has returned."""
+        if self._lead:
+            await self._speak(_BESIDE + len(self._lead), partial(self._response, self._lead))
+            self._lead = b""

@@ -112,15 +112,18 @@ INVALID, EXHAUSTED = StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED
         (asking(None, text_input=np.zeros(1)), INVALID, "expected BYTES of one element"),
         (asking(None, text_input=texts(b"\xff")), INVALID, "input 'text_input': its elements are texts"),
         (asking(stream=np.array([1])), INVALID, "input 'stream': expected one BOOL"),
+        (asking(stream=np.array([True]), streaming=np.array([False])), INVALID, "'stream' and 'streaming' are two names"),
+        (asking(exclude_input_in_output=np.array([1])), INVALID, "exclude_input_in_output: expected true or false"),
         (asking(stream=np.array([True])), INVALID, "call ModelStreamInfer"),
         (asking(temperature=texts("warm")), INVALID, "temperature"),
         (asking(seed=np.array([1]), parameters={"seed": 2}), INVALID, "'seed' is there twice"),
         (asking(seed=np.array([1]), sampling_parameters=texts('{"seed": 1}')), INVALID, "'seed' is there twice"),
-        (asking(sampling_parameters=texts("{")), INVALID, "input 'sampling_parameters'"),
+        (asking(sampling_parameters=texts("{")), INVALID, "sampling_parameters"),
         (asking(sampling_parameters=texts("[1]")), INVALID, "must be a JSON object"),
-        (asking(sampling_parameters=np.array([1])), INVALID, "input 'sampling_parameters'"),
+        (asking(sampling_parameters=np.array([1])), INVALID, "sampling_parameters"),
         (asking(sampling_parameters=texts('{"temperature": "' + "[" * 20_000 + '"}')), INVALID, "temperature"),
-        (asking(sampling_parameters=texts("[" * 20_000)), INVALID, "input 'sampling_parameters'"),
+        (asking(sampling_parameters=texts("[" * 20_000)), INVALID, "sampling_parameters"),
+        (asking(beam_width=np.array([2], np.int32)), INVALID, "parameters.beam_width: expected 1"),
         (asking(n=np.array([2])), INVALID, "parameters.n: expected 1"),
         (asking(max_new_tokens=np.array([10**6])), INVALID, "limits.max_new_tokens"),
         (asking("x" * 40 * KiB), EXHAUSTED, "limits.text_json"),
@@ -165,6 +168,19 @@ async def test_a_stream_has_a_response_for_each_token() -> None:
         await call.say(asking("four five", id="b"))
         found = await call.response()
         assert (found.answer.id, text_of(found.answer), found.final) == ("b", "four five ", True)
+        await call.end()
+        assert await call.rest() == ([], OK)
+
+
+@pytest.mark.parametrize("name", ["stream", "streaming"])
+async def test_the_first_response_is_the_prompt_if_that_is_asked_for(name: str) -> None:
+    with_prompt: dict[str, Any] = {name: np.array([True]), "exclude_input_in_output": np.array([False])}
+    async with serving(spec_of(Words(), "words")) as house:
+        call = await ByHand(house.line("http2")).open()
+        await call.say(asking("one two", **with_prompt))
+        assert [text_of((await call.response()).answer) for _ in range(3)] == ["one two", "one ", "two "]
+        await call.say(asking(" ", **with_prompt))  # no words
+        assert text_of((await call.response()).answer) == " "
         await call.end()
         assert await call.rest() == ([], OK)
 

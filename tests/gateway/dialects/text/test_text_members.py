@@ -64,6 +64,22 @@ PARAMETERS: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 """LMI's members, each with the kinds of value that it may have."""
 
+GENERATES: Mapping[str, frozenset[str]] = {
+    **PARAMETERS,
+    **dict.fromkeys(
+        ("max_tokens", "min_tokens", "runtime_top_k", "beam_width", "num_return_sequences", "truncate_prompt_tokens", "end_id",
+         "pad_id"), INTEGER),
+    **dict.fromkeys(("len_penalty", "runtime_top_p"), NUMBER),
+    **dict.fromkeys(("stop_words", "bad_words"), TEXTS | {"array"}),
+    "random_seed": INTEGER | {"digits"},
+    **dict.fromkeys(
+        ("return_log_probs", "exclude_input_in_output", "streaming", "return_context_logits", "return_generation_logits",
+         "return_perf_metrics", "return_finish_reason", "return_cumulative_logprob", "return_logprobs",
+         "return_num_input_tokens", "return_num_output_tokens"), BOOLEAN),
+    "sampling_parameters": frozenset(),  # an object in a string
+}  # fmt: skip
+"""Those of Triton's generate extension, beside LMI's."""
+
 OPENAI: Mapping[str, frozenset[str]] = {
     "model": STRING,
     **dict.fromkeys(("stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
@@ -161,9 +177,10 @@ PLACES = {
     "tgi-parameters": Place(PREDICT, INPUTS, PARAMETERS, within("parameters"), "parameters.", {"tgi_compat": True}),
     "dynamic": Place(PREDICT, INPUTS, {**TOP, "inputs": TEXTS}, configured=BATCH),
     "dynamic-parameters": Place(PREDICT, INPUTS, PARAMETERS, within("parameters"), "parameters.", BATCH),
-    "generate": OURS(GENERATE, {"text_input": "x", "parameters": {}}, {**PARAMETERS, "text_input": STRING, "id": STRING,
+    "generate": OURS(GENERATE, {"text_input": "x", "parameters": {}}, {**GENERATES, "text_input": STRING, "id": STRING,
                                                                      "parameters": OBJECT}),
-    "generate-parameters": OURS(GENERATE, {"text_input": "x", "parameters": {}}, PARAMETERS, within("parameters")),
+    "generate-parameters": OURS(GENERATE, {"text_input": "x", "parameters": {}}, GENERATES, within("parameters")),
+    "generate-stream": OURS(GENERATE + "_stream", {"text_input": "x", "parameters": {}}, GENERATES),
     "chat": OURS("/v1/chat/completions", {"messages": HI}, CHAT),
     "chat-invoked": OURS("/invocations", {"messages": HI}, {**CHAT, "messages": frozenset()}),
     "chat-message": OURS("/v1/chat/completions", {"messages": HI}, MESSAGE, within("messages", 0), "messages[0]."),
