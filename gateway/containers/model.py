@@ -50,6 +50,7 @@ CAPACITY = 1000
 _DEFAULT_LIMITS = ContainerLimits()
 _RETRY_SECONDS = 1.0
 _NOT_FOUND = 404
+_CHAT = b"/v1/chat/completions"
 # The most models that are unloaded for one invocation: a container that always lacks memory must not lose all.
 _ROOMS = 8
 # A ModelInvocationPath in the service model. It allows the segments . and .., which are refused here.
@@ -111,7 +112,8 @@ def container_spec(
 
     Each session is a separate WebSocket: a frame for each part and a part for each frame, byte for byte. It ends when the
     container sends Close; `docs/reference/websocket.md` says how a container learns of the end of the input. A session whose
-    call has the parameter `unary` is POST /invocations instead. The model accepts a session when the container has. If the
+    call has the parameter `unary` is POST /invocations instead. With `chat` too, it is POST /v1/chat/completions, and
+    /invocations only if the container answers 404 there. The model accepts a session when the container has. If the
     container refuses, the session ends with a ModelError that has the container's status and text.
 
     `load` waits until GET /ping answers 200. It raises ContainerUnhealthy if GET /ping fails `health_failures` times in a
@@ -231,12 +233,25 @@ class Bridge:
             body = (await session.receive()).data
         try:
             if self._models is None:
-                await self._ask(session, b"/invocations", headers, body)
+                await self._ask_alone(session, headers, body)
             else:
                 await self._ask_one_of_many(self._models, session, headers, body)
         except NoAnswer as e:
             code = MODEL_INVOCATION_TIME_EXCEEDED if e.status == GATEWAY_TIMEOUT else STREAM_BROKEN
             raise ModelError(e.message, code=code, status=e.status) from e
+
+    async def _ask_alone(self, session: Session[Part, Part], headers: Headers, body: Buffer) -> None:
+        """Invokes the container. It gets a chat at OpenAI's path, and if it has no such path, at /invocations."""
+        if session.call.parameters.get("chat") is True:
+            status, said = await self._ask(session, _CHAT, headers, body, may_try_again=True)
+            if said is None:
+                return
+            if status != _NOT_FOUND:
+                try:
+                    raise said
+                finally:
+                    del said  # it refers to this frame, and the cycle would keep the frame's objects
+        await self._ask(session, b"/invocations", headers, body)
 
     async def _ask_one_of_many(
         self, models: ContainerModels, session: Session[Part, Part], headers: Headers, body: Buffer

@@ -69,7 +69,8 @@ class Row(msgspec.Struct, frozen=True):
     refuses_method: bool = True
     """True if `refuse` answers a wrong method too."""
     under: str = ""
-    """The prefix of its API: `refuse` also answers unknown paths there and below, and names the known ones."""
+    """The prefix of its API: `refuse` also answers unknown paths there and below, and names the known ones. `{name}` stands
+    for any segment."""
     always: bool = False
     """True if it answers also while the server drains or is short of memory, as health does, in its own format."""
     needs: Needs = Needs.INFER

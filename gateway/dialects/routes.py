@@ -14,6 +14,7 @@ from gateway.dialects.aws.container import ContainerDialect
 from gateway.dialects.aws.endpoints import Endpoints
 from gateway.dialects.aws.invoke import SageMakerDialect
 from gateway.dialects.aws.multi_model import MMEDialect
+from gateway.dialects.aws.openai_path import EndpointChatDialect
 from gateway.dialects.aws.signatures import Signatures
 from gateway.dialects.grpc.calls import Calls
 from gateway.dialects.grpc.control import ControlDialect
@@ -76,6 +77,7 @@ def rows(
         container,
         lmi,
         SageMakerDialect(models, endpoints, container, signatures),
+        EndpointChatDialect(texts, endpoints, openai, signatures),
         BidiDialect(models, endpoints, signatures),
         V2Dialect(tensors, management, name="everywire", version=version()),
         OpenAPIDialect(version()),

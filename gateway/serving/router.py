@@ -55,7 +55,7 @@ class Router:
         self._any_upgrade: Row | None = None
         self._server = _Path({})  # the path of `OPTIONS *`, which asks about the whole server
         self._exact[b"*"] = self._server
-        self._under: dict[bytes, Refuse] = {}
+        self._under: dict[re.Pattern[bytes], Refuse] = {}
         self._kinds: list[CallKind] = []
         self._routes: dict[bytes, str] = {}
         for row in rows:
@@ -75,7 +75,7 @@ class Router:
             if row.method == "GET":
                 methods[b"HEAD"] = row
         if row.under and row.refuse is not None:
-            self._under[row.under.encode()] = row.refuse
+            self._under[re.compile(_source(row.under) + rb"(/.*)?", re.DOTALL)] = row.refuse
         if row.kind is not None and row.kind not in self._kinds:
             self._kinds.append(row.kind)
 
@@ -92,13 +92,13 @@ class Router:
 
     def refuse_under(self, path: bytes) -> Refuse | None:
         """Returns the refusal format of the API to which a path belongs, even if no row has that path; None if none."""
-        return next((refuse for prefix, refuse in self._under.items() if _is_under(path, prefix)), None)
+        return next((refuse for under, refuse in self._under.items() if under.fullmatch(path)), None)
 
     def _path(self, row: Row) -> _Path:
         path = row.path
         if "{" not in path:
             return self._exact.setdefault(path.encode(), _Path({}, path=path))
-        source = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)).encode()
+        source = _source(path)
         if row.slashes and source.endswith(_SEGMENT):
             source = source.removesuffix(_SEGMENT) + b".+)"
         for known in self._patterns:
@@ -236,12 +236,12 @@ class Router:
         """Makes the hint for an unknown path: all routes of its API, or else the nearest route, or else `GET /`."""
         if (elsewhere := _ELSEWHERE.get(path)) is not None:
             return f"; {elsewhere}"
-        prefix = next((prefix for prefix in self._under if _is_under(path, prefix)), None)
-        if prefix is None:
+        api = next((under for under in self._under if under.fullmatch(path)), None)
+        if api is None:
             if near := self._nearest(path):
                 return f"; did you mean {near}?"
             return "; GET / says what is here" if b"/" in self._exact else ""
-        under = [known for known in (*self._exact.values(), *self._patterns) if _is_under(known.path.encode(), prefix)]
+        under = [known for known in (*self._exact.values(), *self._patterns) if api.fullmatch(known.path.encode())]
         there = [f"{method.decode()} {known.path}" for known in under for method in known.methods if method != b"HEAD"]
         return f"; there are: {', '.join(there)}"
 
@@ -258,8 +258,9 @@ def _shown(row: Row) -> str:
     return f"{'WebSocket' if row.method == WEBSOCKET else row.method} {row.path}"
 
 
-def _is_under(path: bytes, prefix: bytes) -> bool:
-    return path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/")
+def _source(path: str) -> bytes:
+    """Returns the regular expression of a path: `{name}` is a segment."""
+    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)).encode()
 
 
 def options(allow: str, path: str = "") -> Route:

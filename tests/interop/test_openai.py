@@ -403,3 +403,29 @@ def test_more_tokens_than_there_may_be_are_a_bad_request(talk: Talk, openai: Any
     ) as caught:
         complete(talk, "shout", max_tokens=262145)
     assert caught.value.param == "max_tokens"
+
+
+# ---- SageMaker's path
+
+
+@pytest.mark.parametrize("base", ["/endpoints/counted", "/endpoints/any/inference-components/counted"])
+def test_the_base_url_of_an_endpoint_names_the_model(openai: Any, text_server: Server, base: str) -> None:
+    asked: dict[str, Any] = {"model": "whatever", "messages": HELLO, "max_tokens": 3}
+    url = f"{text_server.url}{base}/openai/v1"
+    with openai.OpenAI(base_url=url, api_key="any", timeout=PATIENCE, max_retries=0) as client:
+        answer = client.chat.completions.create(**asked)
+        assert (answer.choices[0].message.content, answer.model) == (" 0 1 2", "whatever")
+        with client.chat.completions.create(**asked, stream=True) as pieces:
+            assert said(list(pieces)) == " 0 1 2"
+        for missing in (client.models.list, lambda: client.embeddings.create(model="m", input="x")):
+            with pytest.raises(openai.NotFoundError) as raised:
+                missing()
+            assert raised.value.code == "unknown_url"
+
+
+def test_an_endpoint_that_is_not_there_is_openais_error(openai: Any, text_server: Server) -> None:
+    url = f"{text_server.url}/endpoints/nobody/openai/v1"
+    with openai.OpenAI(base_url=url, api_key="any", timeout=PATIENCE, max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError) as raised:
+            client.chat.completions.create(model="counted", messages=HELLO)
+        assert raised.value.code == "model_not_found"

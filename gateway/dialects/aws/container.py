@@ -100,7 +100,7 @@ class ContainerDialect:
         await self._v2.answer(exchange, worker, body, length, wrapping, form=_triton_form)
 
     async def _parts(self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None) -> None:
-        channel = _BodyChannel(exchange, body, wrapping or exchange.outbound)
+        channel = BodyChannel(exchange, body, wrapping or exchange.outbound)
         if wrapping is None:
             exchange.fail = channel.fail
         with await worker.slots.take(exchange):
@@ -142,8 +142,7 @@ def _triton_form(headers: Any) -> Any:
     return ((b"content-type", invoke.binary_json_content_type(int(length)).encode()),)
 
 
-@final
-class _BodyChannel(Channel[Part, Part]):
+class BodyChannel(Channel[Part, Part]):
     """The channel of a unary call of parts: the body is the one part in, and the parts out are the answer's body."""
 
     complete = False  # its model says by its return that there is no more

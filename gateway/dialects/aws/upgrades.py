@@ -14,7 +14,7 @@ from gateway.errors import BadRequest
 
 Reach: TypeAlias = Literal["outside-v1", "all", "none"]
 
-_OPENAI = re.compile(r"/v1(/.*)?|/endpoints/[^/]+/openai(/.*)?", re.DOTALL)
+_OPENAI = re.compile(r"/v1(/.*)?|/endpoints/[^/]+/(inference-components/[^/]+/)?openai(/.*)?", re.DOTALL)
 _NAMING = re.compile(r"/(endpoints|models|v2/models|predictions)/([^/]+)(/.*)?", re.DOTALL)
 _SHOWN = 100
 

@@ -219,8 +219,8 @@ class _EventsAfterPrompt(_TextEvents):
         super().__init__(exchange, worker, prompt, reply)
         self._lead = prompt.text
 
-    async def send(self, message: Token | Finish, /) -> None:
-        if self._lead and (type(message) is Finish or (type(message) is Token and not message.prefill)):
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
+        if self._lead and not (type(message) is Token and message.prefill):
             await self._say_prompt()
         await super().send(message)
 

@@ -94,14 +94,8 @@ def path_of(row: Row) -> str:
     if row.path == "*":
         return "/any/path"
     name = "lm" if "generate" in row.path or row.dialect in ("openai", "lmi") else "id" if row.dialect == "v2" else "echo"
-    given = {
-        "{name}": name,
-        "{model}": name,
-        "{endpoint}": "echo",
-        "{version}": "1",
-        "{repository}": "r",
-        "{region}": "shared",
-    }
+    given = {"{name}": name, "{model}": name, "{version}": "1", "{repository}": "r", "{region}": "shared"}
+    given |= dict.fromkeys(("{endpoint}", "{component}"), "echo")
     path = row.path
     for captured, value in given.items():
         path = path.replace(captured, value)

@@ -344,6 +344,6 @@ def test_each_row_says_what_it_needs() -> None:
     assert open_rows == of_http | {("POST", path) for path in OPEN_TO_GRPC}
     signed = {row.path for row in ROWS if row.signed}
     assert signed == {row.path for row in ROWS if row.path.startswith("/endpoints/")}
-    assert len(signed) == 3
+    assert len(signed) == 5
     metadata: list[Row] = [row for row in ROWS if row.needs in (Needs.METADATA, Needs.MODEL_READY)]
     assert all(row.method == "GET" or row.kind is not None for row in metadata)

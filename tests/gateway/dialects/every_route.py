@@ -50,6 +50,8 @@ EVERY_ROUTE = {
     "chat, stream": asked("/v1/chat/completions", {**CHAT, "stream": True}),
     "completions": asked("/v1/completions", COMPLETION),
     "completions, stream": asked("/v1/completions", {**COMPLETION, "stream": True}),
+    "chat, endpoint": asked("/endpoints/lm/openai/v1/chat/completions", CHAT),
+    "chat, component": asked("/endpoints/x/inference-components/lm/openai/v1/chat/completions", {**CHAT, "stream": True}),
     "platform": asked("/endpoints/echo/invocations", b"x" * 2000, BYTES),
     "platform, text": asked("/endpoints/lm/invocations", texts()),
     "platform, tensors": asked("/endpoints/id/invocations", tensors()),

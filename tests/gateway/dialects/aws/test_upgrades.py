@@ -55,6 +55,8 @@ OF_OPENAI = [
     "/endpoints/nobody/openai/v1/chat/completions",
     "//endpoints//one//openai/x",
     "/endpoints/one%2Fopenai",
+    "/endpoints/one/inference-components/two/openai",
+    "/endpoints/one/inference-components/two/openai/v1/realtime",
 ]
 
 
