@@ -1,4 +1,4 @@
-"""Tools for users' tests and ours: a gateway in memory, faults of models and networks, seeds, and checks for leftovers.
+"""Tools for users' tests and ours: a gateway in memory or on a port, faults, seeds, and checks for leftovers.
 
 May import all parts of a gateway, but neither cli nor operator.
 """
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gateway.client.conversations import Client, Conversation, SocketConversation
     from gateway.testing.faults import Injected, Lie, ModelFaults, with_faults
     from gateway.testing.invariants import broken_ledgers, left_over
+    from gateway.testing.loopback import ScriptedServer, loopback_gateway, scripted_gateway
     from gateway.testing.memory import MemoryEdges, MemoryGateway, MemorySocket, memory_gateway
     from gateway.testing.network import Link, NetworkProfile, Way
     from gateway.testing.processes import (
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer", "Client", "Conversation", "Injected", "Lie", "Link", "MemoryEdges", "MemoryGateway", "MemoryPlace",
-    "MemoryProcess", "MemoryProcesses", "MemorySocket", "ModelFaults", "Moment", "NetworkProfile", "SocketConversation",
-    "Way", "broken_ledgers", "current_process", "in_memory_processes", "left_over", "memory_gateway", "seeded",
-    "with_faults",
+    "MemoryProcess", "MemoryProcesses", "MemorySocket", "ModelFaults", "Moment", "NetworkProfile", "ScriptedServer",
+    "SocketConversation", "Way", "broken_ledgers", "current_process", "in_memory_processes", "left_over",
+    "loopback_gateway", "memory_gateway", "scripted_gateway", "seeded", "with_faults",
 ]  # fmt: skip
 
 
@@ -36,6 +37,7 @@ _HOMES = {
     "gateway.client.conversations": ("Client", "Conversation", "SocketConversation"),
     "gateway.testing.faults": ("Injected", "Lie", "ModelFaults", "with_faults"),
     "gateway.testing.invariants": ("broken_ledgers", "left_over"),
+    "gateway.testing.loopback": ("ScriptedServer", "loopback_gateway", "scripted_gateway"),
     "gateway.testing.memory": ("MemoryEdges", "MemoryGateway", "MemorySocket", "memory_gateway"),
     "gateway.testing.network": ("Link", "NetworkProfile", "Way"),
     "gateway.testing.processes": (

@@ -1,6 +1,7 @@
 """Runs async tests of models under Trio, with a mocked clock and a seed; needs no other plugin and disturbs none.
 
-It runs only tests that are marked `@pytest.mark.gateway`, or that use its fixture `serve`.
+It runs only tests that are marked `@pytest.mark.gateway`, or that use its fixture `serve`. Its fixture `scripted_model` is
+for all tests.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -166,6 +168,21 @@ def serve() -> Any:
         return memory_gateway(models, **{"check": True, **options})
 
     return start
+
+
+@pytest.fixture
+def scripted_model() -> Iterator[Any]:
+    """Serves a scripted model on a loopback port: `scripted_model(turns)` returns the `ScriptedServer` of
+    `gateway.testing.scripted_gateway`, whose keyword arguments it takes. It works for sync tests, and for async tests of
+    every plugin. All servers of a test are stopped at its end."""
+    from gateway.testing import scripted_gateway
+
+    with ExitStack() as servers:
+
+        def start(turns: Any = None, **options: Any) -> Any:
+            return servers.enter_context(scripted_gateway(turns, **options))
+
+        yield start
 
 
 @pytest.fixture

@@ -57,6 +57,40 @@ def test_of_both_cases_and_seeds():
     assert orders["a", 3] == orders["b", 3] != orders["a", 5]
 """
 
+SCRIPTED = """
+import json, threading, urllib.request
+import pytest
+
+used = []
+
+def ask(model, text):
+    body = {"model": model.name, "messages": [{"role": "user", "content": text}]}
+    request = urllib.request.Request(model.base_url + "/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+def test_two_servers(scripted_model):
+    used.append(scripted_model(["one"]))
+    used.append(scripted_model())
+    assert ask(used[0], "two") == "one"
+    assert "two" in ask(used[1], "two")
+    assert [len(model.prompts) for model in used] == [1, 1]
+
+def test_they_are_gone():
+    for model in used:
+        with pytest.raises(OSError):
+            ask(model, "two")
+    assert not [thread for thread in threading.enumerate() if "loopback" in thread.name]
+
+@pytest.mark.gateway
+async def test_beside_a_gateway_in_memory(scripted_model, serve):
+    assert ask(scripted_model(["three"]), "x") == "three"
+
+def test_a_bad_turn(scripted_model):
+    with pytest.raises(TypeError, match="turn 1: expected str"):
+        scripted_model([7])
+"""
+
 FAILING = """
 import pytest, trio
 
@@ -107,6 +141,11 @@ def test_beside_pytest_trio_each_has_its_own_tests(tmp_path: Path) -> None:
     theirs = "\nasync def test_of_theirs(nursery, autojump_clock):\n    await trio.sleep(99)\n"
     code, said = run(tmp_path, story=STORY + theirs, settings="trio_mode = true")
     assert (code, "8 passed" in said) == (0, True), said
+
+
+def test_a_scripted_model_is_served_for_a_test_of_any_kind(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "-p", "no:trio", story=SCRIPTED)
+    assert (code, "4 passed" in said) == (0, True), said
 
 
 def test_async_tests_of_nobody_are_left_alone(tmp_path: Path) -> None:
