@@ -36,7 +36,9 @@ from gateway.core.exchange import Exchange
 from gateway.core.route import Handler
 from gateway.core.runner import Runner
 from gateway.core.server import Server
+from gateway.dialects.answers import EventStreams
 from gateway.dialects.routes import rows
+from gateway.dialects.silence import Silence
 from gateway.errors import (
     ModelGivenUp,
 )
@@ -129,7 +131,9 @@ class Gateway:
         )
         self.repository = Repository(self.supervisor, limits, resident=lambda: resident_bytes() - server.budget.used)
         self.control = ModelControl(self.supervisor, self.repository, limits, config.lmi)
-        self.router = Router(rows(config, self.supervisor, self.repository, self.control, draining=lambda: server.draining))
+        streams = EventStreams()
+        routes = rows(config, self.supervisor, self.repository, self.control, streams, draining=lambda: server.draining)
+        self.router = Router(routes)
         self.access = ClientAccess(config, server, wall_clock)
         server.beside = self.access.beside
         server.exchange_closed = self.access.around(server.exchange_closed)
@@ -144,6 +148,7 @@ class Gateway:
         self.acceptor = Acceptor(server, ports)
         self.timer = CoarseTimer(server, self.observer, self.supervisor, wall_clock)
         self.timer.looked.append(self.access.tick)
+        self.timer.finer = Silence(streams, config.sse.silence)
         if config.metrics.emf:
             from gateway.telemetry.embedded_metrics import EmbeddedMetrics  # imported only if used
 

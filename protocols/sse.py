@@ -14,6 +14,9 @@ MEDIA_TYPE = "text/event-stream"
 CONTENT_TYPE = f"{MEDIA_TYPE}; charset=utf-8"
 """The content type of every answer of events. Events are UTF-8 in any case, but many HTTP clients read `text/*` without a
 charset as Latin-1, and some of them then end a line at what was the second byte of a character."""
+COMMENT = b":\n"
+"""A comment, which clients skip. No blank line follows it: to some clients that is an event without data, which they cannot
+read (openai-python, once an event had an id)."""
 
 MAX_EVENT = 32 * 1024 * 1024
 """The decoder's default bound: twice the text of one generation (16 MiB), because the last event repeats the text."""

@@ -57,9 +57,9 @@ PARTS = (
     ),
     Part(
         "configuration-wires",
-        "Settings: HTTP/2 and WebSocket",
-        "Bounds of these two wires, and their [flood limits](floods.md). `[limits]` has the bounds of all wires.",
-        ("http2", "websocket"),
+        "Settings: HTTP/2, WebSocket and event streams",
+        "Bounds of these wires, and their [flood limits](floods.md). `[limits]` has the bounds of all wires.",
+        ("http2", "websocket", "sse"),
     ),
     Part(
         "configuration-models",

@@ -22,6 +22,7 @@ from gateway.config.tree import (
     RestartConfig,
     SageMakerConfig,
     SigV4Config,
+    SSEConfig,
     TensorConfig,
     TLSConfig,
     TracingConfig,
@@ -33,6 +34,6 @@ from gateway.config.tree import (
 __all__ = [
     "AccessConfig", "AdmissionConfig", "BatchingConfig", "BidiConfig", "Config", "DrainConfig", "EndpointConfig",
     "HTTP2Config", "LMIConfig", "LimitsConfig", "ListenConfig", "LogConfig", "MetricsConfig", "ModelConfig",
-    "OpenAIConfig", "OperatorConfig", "ProcessConfig", "RepositoryConfig", "RestartConfig", "SageMakerConfig", "SigV4Config",
-    "TLSConfig", "TensorConfig", "TracingConfig", "V2Config", "VariantConfig", "WebSocketConfig",
+    "OpenAIConfig", "OperatorConfig", "ProcessConfig", "RepositoryConfig", "RestartConfig", "SSEConfig", "SageMakerConfig",
+    "SigV4Config", "TLSConfig", "TensorConfig", "TracingConfig", "V2Config", "VariantConfig", "WebSocketConfig",
 ]  # fmt: skip

@@ -497,6 +497,16 @@ class WebSocketConfig:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SSEConfig:
+    """Streams of server-sent events."""
+
+    silence: SecondsOrOff = 15.0
+    """Silence of a stream of text, from its slot on, after which a comment leaves, which clients skip. The default is well
+    below the 60 s after which many proxies give up. 0: no comments."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
     """Header fields by which a request on any wire sets its deadline and its priority."""
 
@@ -954,6 +964,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     http2: HTTP2Config = field(default_factory=HTTP2Config)
     websocket: WebSocketConfig = field(default_factory=WebSocketConfig)
+    sse: SSEConfig = field(default_factory=SSEConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
     lmi: LMIConfig = field(default_factory=LMIConfig)

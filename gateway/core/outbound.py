@@ -76,6 +76,8 @@ class Outbound:
     moved_at: float
     """When its wire last saw it move, for wires on which each exchange stalls by itself."""
 
+    verbatim = True  # see `Wrapping.verbatim`
+
     def __init__(self, exchange: Stream, owner: Owner, wire: Wire, stream: int, now: float) -> None:
         self._stream = stream
         self.exchange = exchange
@@ -97,6 +99,11 @@ class Outbound:
         was made of; 0 for a unary call."""
         turn = self.turn
         return (self.items + TURN_UNITS - turn.left if turn.of is self else self.items) // SENT
+
+    @property
+    def at_rest(self) -> bool:
+        """True if more may be sent, nothing waits to be, and the client takes more."""
+        return self.open and not self.pieces and self.wire.takes(self._stream)
 
     @property
     def waits(self) -> bool:
@@ -211,6 +218,12 @@ class Outbound:
         self.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         self.room_left -= FRAMING
         self.wire.push(self._stream, buffers)
+
+    def comment(self, line: bytes) -> None:
+        """Queues a comment between two events, behind the head, while the answer is `at_rest`. It is neither a part of the
+        body that is counted nor its first byte."""
+        self.room_left -= FRAMING + len(line)
+        self.wire.push(self._stream, (line,))
 
     def push_piece(self, piece: bytes) -> None:
         """Queues one of many short pieces of the body. Call it only right after `try_room` or `wait_room`."""

@@ -25,6 +25,8 @@ class TimeLimits(msgspec.Struct, gc=False):
     allowed_by: str = ""
     silence: tuple[float, str] | None = None
     """Seconds for which neither side need move a byte, and the name of that limit; None if there is none."""
+    said: tuple[int, float] | None = None
+    """The bytes of its answer before the last comment, and when the last of them had left; None without a comment."""
     _ceiling: tuple[float, float, str] | None = None  # the earliest deadline, the seconds and the name of its limit
 
     def limit_time(self, seconds: float, name: str, said: float | None = None) -> None:
@@ -46,6 +48,10 @@ class TimeLimits(msgspec.Struct, gc=False):
     def over(self) -> str:
         """Makes the message for a deadline that has passed."""
         return f"the session's {self.allowed:g} s are over ({self.allowed_by})"
+
+    def said_at(self, bytes_out: int, sent_at: float) -> float:
+        """When bytes of the answer last left, comments aside: `bytes_out` have, and bytes of any kind at `sent_at`."""
+        return self.said[1] if self.said is not None and self.said[0] == bytes_out else sent_at
 
     def silent(self, seconds: float) -> str | None:
         """Makes the message for a silence of `seconds`; None if that long is allowed."""

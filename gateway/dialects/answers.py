@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, final
 
 from gateway.core.exchange import Exchange
+from gateway.core.outbound import Outbound
 from gateway.credentials import chosen_protocol
 from gateway.errors import (
     BadRequest,
@@ -26,6 +28,7 @@ from gateway.errors import (
 )
 from protocols.aws import invoke
 from protocols.events import Buffer, Headers
+from protocols.sse import CONTENT_TYPE
 from protocols.websocket import handshake
 
 log = logging.getLogger("gateway.dialects")
@@ -88,6 +91,11 @@ class Wrapping(Protocol):
     """The place for an answer that another dialect puts into its own form: a dialect that is given one answers it instead of
     the exchange."""
 
+    @property
+    def verbatim(self) -> bool:
+        """True if the bytes of the body reach the client as they are, without a form around them."""
+        ...
+
     def in_band(self, says: Callable[[GatewayError], bytes]) -> None:
         """Called once the dialect can write an error into its body after the head: `says` makes the bytes."""
         ...
@@ -97,6 +105,50 @@ class Wrapping(Protocol):
     def push(self, *buffers: Buffer) -> None: ...
     def finish(self, ending: Ending = Ending.COMPLETE) -> None: ...
     def respond(self, status: int, headers: Headers, *buffers: Buffer, ending: Ending = Ending.COMPLETE) -> None: ...
+
+
+class EventAnswer(Protocol):
+    """An answer of server-sent events."""
+
+    @property
+    def exchange(self) -> Exchange: ...
+    def start(self) -> None:
+        """Sends the head, before the first event."""
+        ...
+
+
+@final
+class EventStreams:
+    """The event streams that have their slots, for `Silence`. Enter `watched` with the slot: a call that waits for one keeps
+    its HTTP status."""
+
+    __slots__ = ("since",)
+
+    def __init__(self) -> None:
+        self.since: dict[EventAnswer, float] = {}
+        """When each of them got its slot, or its last comment."""
+
+    def watched(self, stream: EventAnswer, content_type: str, answer: Outbound | Wrapping) -> AbstractContextManager[None]:
+        """The block in which an answer is one of them, if it is a stream of events that reaches the client as it is."""
+        return _Watched(self.since, stream) if content_type == CONTENT_TYPE and answer.verbatim else _NOTHING
+
+
+@final
+class _Watched:
+    __slots__ = ("_since", "_stream")
+
+    def __init__(self, since: dict[EventAnswer, float], stream: EventAnswer) -> None:
+        self._since, self._stream = since, stream
+
+    def __enter__(self) -> None:
+        stream = self._stream
+        self._since[stream] = stream.exchange.owner.clock()
+
+    def __exit__(self, *_: object) -> None:
+        del self._since[self._stream]
+
+
+_NOTHING = nullcontext()
 
 
 def octets(data: Buffer) -> Buffer:

@@ -9,6 +9,7 @@ from gateway.catalog.load_unload import ModelControl
 from gateway.catalog.repository import Repository
 from gateway.config import Config
 from gateway.core.route import Row
+from gateway.dialects.answers import EventStreams
 from gateway.dialects.aws.bidi import BidiDialect
 from gateway.dialects.aws.container import ContainerDialect
 from gateway.dialects.aws.endpoints import Endpoints
@@ -50,17 +51,18 @@ def rows(
     supervisor: Supervisor,
     repository: Repository,
     control: ModelControl,
+    streams: EventStreams,
     *,
     draining: Callable[[], bool],
 ) -> list[Row]:
-    """Makes the dialects and returns all their rows. `draining` returns True once the server drains. ConfigError for a
-    default model, an endpoint's model or credentials that do not exist."""
+    """Makes the dialects and returns all their rows. `streams` gets their event streams; `draining` returns True once the
+    server drains. ConfigError for a default model, an endpoint's model or credentials that do not exist."""
     signatures = Signatures(config.sagemaker.sigv4)
     models = ModelChoice(config, supervisor.workers, supervisor.served)
     models.check_defaults()
     endpoints = Endpoints(config, models, repository)
     endpoints.check()
-    texts, tensors = TextCalls(models), V2Calls(models)
+    texts, tensors = TextCalls(models, streams), V2Calls(models, streams)
     management = ManagementDialect(models, supervisor, draining)
     openai, infer = OpenAIDialect(texts), InferDialect(tensors)
     lmi = LMIDialect(models, texts, openai)

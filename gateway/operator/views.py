@@ -257,7 +257,7 @@ def matches(exchange: Exchange, waiting: str, wanted: Wanted) -> bool:
 
 def waited(exchange: Exchange, waiting: str, now: float) -> float:
     """Seconds that an exchange has waited for `waiting`."""
-    waits, moved = exchange.waits, max(exchange.arrived_at, exchange.outbound.sent_at)
+    waits, moved = exchange.waits, _moved_at(exchange)
     match waiting:
         case "slot" | "input" | "room":
             return 0.0 if waits is None else waits.lasted(now)
@@ -267,6 +267,13 @@ def waited(exchange: Exchange, waiting: str, now: float) -> float:
             return now - max(moved, getattr(exchange, "left_at", moved))
         case _:
             return now - max(moved, getattr(exchange, "queued_until", moved), getattr(exchange, "began_at", moved))
+
+
+def _moved_at(exchange: Exchange) -> float:
+    """When bytes moved last; the comments of a silent event stream do not count."""
+    limits, outbound = exchange.time_limits, exchange.outbound
+    sent_at = outbound.sent_at if limits is None else limits.said_at(outbound.bytes_out, outbound.sent_at)
+    return max(exchange.arrived_at, sent_at)
 
 
 def _hops(exchange: Exchange) -> list[HopView]:
@@ -289,7 +296,7 @@ def view_of_stream(exchange: Exchange, now: float, waiting: str | UnsetType = UN
         path=exchange.path.decode("latin-1")[:200],
         peer=peer_of(exchange),
         age=round(now - exchange.started_at, 3),
-        idle=round(now - max(exchange.arrived_at, exchange.outbound.sent_at), 3),
+        idle=round(now - _moved_at(exchange), 3),
         bytes_in=exchange.bytes_in,
         bytes_out=exchange.outbound.bytes_out,
         status=exchange.outbound.status,

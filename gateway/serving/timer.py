@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Protocol, final
 
 import trio
 
@@ -31,6 +31,17 @@ LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Histogram bounds, in seconds, for how late the event loop comes to its timer."""
 
 
+class Finer(Protocol):
+    """Something that looks at more precise moments than once a second."""
+
+    due: float
+    """When it is to look next, on Trio's clock; each look makes it later."""
+
+    async def look(self, sleep_until: Callable[[float], Awaitable[None]], /) -> None:
+        """Looks. If that takes long, it sleeps by this function in between, so that other tasks run."""
+        ...
+
+
 @final
 class CoarseTimer:
     """Runs once a second: connections and workers check their time stamps, the Date field is set, an exchange is ended if
@@ -52,6 +63,8 @@ class CoarseTimer:
         """Functions that are awaited once a second, one after the other in another task, unless the last round goes on."""
         self.stalls = Stalls(supervisor.workers, sign_of)
         """The sessions of models that say nothing."""
+        self.finer: Finer | None = None
+        """Looks in the timer's task too, at moments of its own."""
         self._looking = False
         self._files: list[tuple[WatchedFile, Callable[[], Awaitable[None]]]] = []
         self._reading = False
@@ -92,7 +105,11 @@ class CoarseTimer:
     async def _tick_by(self, sleep_until: Callable[[float], Awaitable[None]]) -> NoReturn:
         """Ticks for ever, and sleeps between ticks by `sleep_until`."""
         while True:
-            due = trio.current_time() + _TICK
+            due, finer = trio.current_time() + _TICK, self.finer
+            while finer is not None and finer.due < due:
+                if finer.due > trio.current_time():
+                    await sleep_until(finer.due)
+                await finer.look(sleep_until)
             await sleep_until(due)
             now = trio.current_time()
             for connection in list(self._server.connections):

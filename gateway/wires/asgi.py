@@ -301,6 +301,9 @@ class ASGICall:
     def empty(self, stream: int) -> bool:
         return not self._queued
 
+    def takes(self, stream: int) -> bool:
+        return not self._queue and self._blocked_since is None and self.empty(stream)
+
     def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         if status == 101:
             chosen = next((value.decode() for name, value in headers if name == b"sec-websocket-protocol"), None)

@@ -289,6 +289,11 @@ class HTTP1Wire:
     def empty(self, stream: int) -> bool:
         return self._machine.room(stream) >= self._connection.limits.send_buffer
 
+    def takes(self, stream: int) -> bool:
+        connection = self._connection
+        unsent = connection.transport.unsent()
+        return not (connection.blocked or (unsent is not None and unsent[0])) and self.empty(stream)
+
     def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         exchange, inbound = self._current, self._inbound  # the next one is not opened before this one's answer is whole
         assert exchange is not None

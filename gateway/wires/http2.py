@@ -292,6 +292,10 @@ class HTTP2Wire:
     def empty(self, stream: int) -> bool:
         return not self._machine.queued(stream)
 
+    def takes(self, stream: int) -> bool:
+        # The socket may be full of what other streams have there.
+        return self.empty(stream) and self._machine.window(stream)[0] > 0
+
     def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         if self._machine.is_open(stream):
             self._machine.send(Response(stream=stream, status=status, headers=headers))

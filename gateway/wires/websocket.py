@@ -243,6 +243,9 @@ class WebSocketWire(FrameMemory):
     def empty(self, stream: int) -> bool:
         return self._machine.room() >= self._connection.limits.send_buffer
 
+    def takes(self, stream: int) -> bool:
+        return not self._connection.blocked and self.empty(stream)
+
     def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         raise AssertionError("the handshake is over")
 

@@ -543,11 +543,15 @@ async def tasks() -> int:
 
 @asynccontextmanager
 async def serving(
-    *specs: ModelSpec, config: Config | None = None, capacity: int = 64 * KiB, wire: str = "bidi"
+    *specs: ModelSpec,
+    config: Config | None = None,
+    capacity: int = 64 * KiB,
+    wire: str = "bidi",
+    driver: str = ways.DRIVERS[0],
 ) -> AsyncIterator[House]:
     """A house for one story. At its end the clients leave and nothing may be left: the ledger is checked twice, with
     the connections open and with them closed. A story that hangs fails after 1,000 s of the mocked clock. `wire` is the one
-    that needs a configuration or a bridge of its own."""
+    that needs a configuration or a bridge of its own; `driver` is one of `ways.DRIVERS`."""
     failure: Exception | None = None
     before = await tasks()
     config = configured(wire, config or Config())
@@ -564,7 +568,9 @@ async def serving(
                     containers.append(container)
                     served.append(bridge_to(container, spec))
             memory = await stack.enter_async_context(
-                memory_gateway(served, config, capacity=capacity, wall_clock=lambda: EPOCH, chance=lambda: 0.0)
+                memory_gateway(
+                    served, config, capacity=capacity, wall_clock=lambda: EPOCH, chance=lambda: 0.0, hub=driver == "leader"
+                )
             )
             house = House(memory, tuple(containers))
             await house.opened(before)

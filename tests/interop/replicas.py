@@ -299,7 +299,7 @@ class Nginx:
 class Envoy:
     """Envoy by `envoy.yaml` and `envoy-gateways.yaml`: one port for every wire."""
 
-    def __init__(self, program: str, folder: Path, replicas: list[Replica]) -> None:
+    def __init__(self, program: str, folder: Path, replicas: list[Replica], *changes: tuple[str, str]) -> None:
         self.port = self.grpc_port = free_port()
         self._admin, self._listed = free_port(), folder / "gateways"
         self._listed.mkdir()
@@ -307,6 +307,7 @@ class Envoy:
             "envoy.yaml",
             ("/etc/envoy/gateways", str(self._listed)),
             ("{address: 0.0.0.0, port_value: 80}", f"{{address: 127.0.0.1, port_value: {self.port}}}"),
+            *changes,
         )
         admin = f"admin: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {self._admin}}}}}}}\n"
         (folder / "envoy.yaml").write_text(admin + config)

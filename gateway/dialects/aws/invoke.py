@@ -151,7 +151,7 @@ class _Wrapped:
 class _Invoked(_Wrapped):
     """The answer of InvokeEndpoint: the body as it is."""
 
-    operation = InvokeOperation.INVOKE_ENDPOINT
+    operation, verbatim = InvokeOperation.INVOKE_ENDPOINT, True
 
     def __init__(self, exchange: Exchange, variant: str) -> None:
         super().__init__(exchange, variant)
@@ -187,7 +187,7 @@ class _Invoked(_Wrapped):
 class _Streamed(_Wrapped):
     """The answer of InvokeEndpointWithResponseStream: each piece of the body is a PayloadPart, as it comes."""
 
-    operation = InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM
+    operation, verbatim = InvokeOperation.INVOKE_ENDPOINT_WITH_RESPONSE_STREAM, False
 
     async def wait_room(self, n: int = 1) -> None:
         await self._outbound.wait_room(n + _EVENT)

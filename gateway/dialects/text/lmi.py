@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, final
 
@@ -56,8 +56,10 @@ from models.formatters import TextInput
 from models.messages import Family, Finish, FinishReason, Token, ToolCall
 from models.session import Session
 from protocols import lmi
+from protocols.sse import CONTENT_TYPE
 from protocols.text_members import NOTHING, Decided
 
+_EVENTS = lmi.Formatter.SSE
 _CHAT_FORMATTERS = ("json_chat", "jsonlines_chat")
 
 
@@ -137,15 +139,16 @@ class LMIDialect:
         if worker.context:
             within, _ = await within_room(exchange, worker, request.inputs, request.parameters)
             request = msgspec.structs.replace(request, parameters=within)
-        if formatting is not None and worker.successor is not None:  # a new version has replaced the model
-            await self._generate_formatted(exchange, worker, body, wrapping)
-            return
-        if formatting is not None and formatting.writes:
-            if not own:
-                take_input(exchange, worker, formatting, TextInput(request.inputs, parameters, stream=request.stream))
-            prompt = prompt_of(request.inputs, request.parameters, said)
-            await FormattedAnswer(exchange, worker, prompt, formatting, answer, options).run()
-            return
+        if formatting is not None:
+            if worker.successor is not None:  # a new version has replaced the model
+                await self._generate_formatted(exchange, worker, body, wrapping)
+                return
+            if formatting.writes:
+                if not own:
+                    take_input(exchange, worker, formatting, TextInput(request.inputs, parameters, stream=request.stream))
+                prompt = prompt_of(request.inputs, request.parameters, said)
+                await FormattedAnswer(exchange, worker, prompt, formatting, answer, options).run()
+                return
         channel = _TextChannel(exchange, request, answer, worker, options.max_text, said)
         if wrapping is None:
             exchange.fail = channel.fail
@@ -153,9 +156,17 @@ class LMIDialect:
             wrapping.in_band(channel.error_line)
         with await worker.slots.take(exchange):
             session = session_of(exchange, worker, channel)
-            channel.asks = session if request.tgi else None
-            await worker.call(session, exchange, Family.TEXT)
+            if request.tgi:
+                channel.asks = session
+            if request.formatter is _EVENTS:
+                await self._stream(channel, answer, worker.call(session, exchange, Family.TEXT))
+            else:
+                await worker.call(session, exchange, Family.TEXT)
         channel.finish()
+
+    async def _stream(self, channel: _TextChannel, answer: Outbound | Wrapping, call: Awaitable[None]) -> None:
+        with self._calls.streams.watched(channel, CONTENT_TYPE, answer):
+            await call
 
     async def _generate_formatted(
         self, exchange: Exchange, worker: Worker, body: memoryview, wrapping: Wrapping | None
@@ -183,7 +194,7 @@ def _parse(document: dict[str, Any], options: LMIConfig, worker: Worker | None) 
 class _TextChannel(OnePrompt):
     """The channel of one prompt: each token is a line or an event of the answer, and the first one sends the head."""
 
-    __slots__ = ("_answer", "_encoder", "_line", "_outbound", "_reason", "_request", "_rest", "asks")
+    __slots__ = ("_answer", "_encoder", "_late", "_line", "_outbound", "_reason", "_request", "_rest", "asks")
 
     def __init__(
         self,
@@ -203,8 +214,10 @@ class _TextChannel(OnePrompt):
         """The session, which keeps the number of the prompt's tokens; None if the answer does not need it, or has it."""
         self._encoder = lmi.TextEncoder(request, max_text=max_text)
         self._line: Callable[[int, str, float | None], bytes] | None = None
-        """Makes the line of a plain token while `text` need not judge it; None until the head is out."""
+        """Makes the line of a plain token while `text` need not judge it; None until the first token is out."""
         self._reason = self._rest = ""
+        self._late = False
+        """True if a comment has sent the head and no token has come yet."""
 
     def try_send(self, message: object, /) -> bool:
         """Sends the most frequent message without waiting: a plain token in mid-stream. `text` need not judge it, as the
@@ -259,12 +272,12 @@ class _TextChannel(OnePrompt):
             elif message.prefill:
                 self._encoder.prefill(message.id, message.text, message.log_prob)
             else:
-                self._put(message, by=by)
+                self._put(message, by)
         except lmi.LMIError as e:
             raise _too_long(e) from None
         text.sent()
 
-    def _put(self, token: Token, *, by: bool) -> None:
+    def _put(self, token: Token, by: bool) -> None:
         encoder = self._encoder
         if self.asks is not None:
             self._count_prompt(self.asks, token)
@@ -273,7 +286,7 @@ class _TextChannel(OnePrompt):
         if by:
             self._outbound.push_piece(line)
         elif line:
-            if not self._outbound.status:
+            if self._late or not self._outbound.status:
                 self._start()
             self._answer.push(line)
         if encoder.finished:
@@ -306,17 +319,29 @@ class _TextChannel(OnePrompt):
         else:
             self._reason, self._rest = reason, rest
 
+    @property
+    def exchange(self) -> Exchange:
+        return self._exchange
+
+    def start(self) -> None:
+        """Sends the head before the first token, which `text` must still see."""
+        self._start()
+        self._late, self._line = True, None
+
     def _start(self) -> None:
-        content_type = (b"content-type", self._encoder.content_type.encode())
-        self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
+        if self._late:
+            self._late = False
+        else:
+            content_type = (b"content-type", self._encoder.content_type.encode())
+            self._answer.start(200, [content_type, *lmi.response_headers(), *reply_headers(self._exchange)])
         if self._answer is self._outbound and not self.text.judges:
             self._line = self._encoder.line
 
     def finish(self) -> None:
         """Ends the answer after the model has returned: writes the document, or the last line if it is not out yet."""
-        exchange, answer, encoder = self._exchange, self._answer, self._encoder
-        if exchange.outbound.finishing is not None:
+        if self._outbound.finishing is not None:
             return
+        exchange, answer, encoder = self._exchange, self._answer, self._encoder
         if self._report is not None:
             self.check_report(None)
         try:
@@ -327,7 +352,7 @@ class _TextChannel(OnePrompt):
             raise _too_long(e) from None
         line = encoder.finish(self._reason or FinishReason.EOS_TOKEN.value)
         if encoder.streaming:
-            if not exchange.outbound.status:
+            if not self._outbound.status:
                 self._start()
             answer.push(line)
             answer.finish()

@@ -16,7 +16,7 @@ from gateway.core.exchange import Exchange
 from gateway.core.outbound import Outbound
 from gateway.core.route import Needs, Row
 from gateway.core.whole_body import receive_body
-from gateway.dialects.answers import JSON, Wrapping, refusal_headers, reply_headers
+from gateway.dialects.answers import JSON, EventStreams, Wrapping, refusal_headers, reply_headers
 from gateway.dialects.call import session_of
 from gateway.dialects.text.conversation import chat_prompt_of, conversation_of
 from gateway.dialects.text.requests import (
@@ -59,10 +59,13 @@ from models.convert import convertible
 from models.messages import Family, Finish, FinishReason, Prompt, Token, ToolCall
 from models.session import Session
 from protocols import lmi, openai, text_members
+from protocols.sse import CONTENT_TYPE
 
 _ANY = ("", "tgi", "dummy")
 """Names of models that count as no name. Clients that must name a model send them (text-generation, huggingface_hub)."""
 _PROMPTS_NOT_COUNTED = (b"x-everywire-usage", b"completion-only")
+_UNCACHED = (b"cache-control", b"no-cache")
+_EVENTS, _LINES = (((b"content-type", kind), _UNCACHED) for kind in (CONTENT_TYPE.encode(), b"application/jsonlines"))
 _FORMS = {form.value: form for form in openai.ChatForm if form is not openai.ChatForm.OPENAI}
 
 
@@ -71,7 +74,7 @@ class OpenAIDialect:
     """Serves OpenAI's clients."""
 
     def __init__(self, calls: TextCalls) -> None:
-        self._calls, self._models = calls, calls.models
+        self._calls, self._models, self._streams = calls, calls.models, calls.streams
         self._since = int(time.time())
         self._fingerprint = f"everywire-{version()}"
 
@@ -123,7 +126,7 @@ class OpenAIDialect:
             max_text=options.max_text,
         )
         prompts = [prompt_of(text, request.parameters, said) for text in request.prompts]
-        answer = _Answer(exchange, encoder, exchange.outbound, request, worker)
+        answer = _Answer(exchange, encoder, exchange.outbound, request, worker, self._streams)
         await check_format(exchange, worker, prompts[0])
         await answer.run(prompts)
 
@@ -187,7 +190,7 @@ class OpenAIDialect:
                 max_text=options.max_text,
                 show_thinking=usual and request.include_reasoning,
             )
-            shown = _Answer(exchange, encoder, answer, request, worker)
+            shown = _Answer(exchange, encoder, answer, request, worker, self._streams)
             prompt = chat_prompt_of(await chat_prompt(exchange, worker, said, size), request, said, decided)
             await check_format(exchange, worker, prompt)
             await shown.run([prompt])
@@ -238,9 +241,10 @@ class _Answer:
         answer: Outbound | Wrapping,
         request: openai.ChatRequest | openai.CompletionRequest,
         worker: Worker,
+        streams: EventStreams,
     ) -> None:
         self.exchange, self.encoder, self.answer, self.worker = exchange, encoder, answer, worker
-        self.request = request
+        self.request, self._streams = request, streams
         chat = request if type(encoder) is openai.ChatEncoder and type(request) is openai.ChatRequest else None
         self.calls = chat if chat is not None and chat.tools and chat.tool_choice != "none" else None
         """The request, if the model may call tools."""
@@ -260,7 +264,8 @@ class _Answer:
         sequence of a prompt is called once for each choice."""
         exchange, worker, n = self.exchange, self.worker, self.request.n
         tells, calls = self.encoder.tells_usage, 1 if n == 1 or lists(worker, "n") else n
-        with await worker.slots.take(exchange):
+        kind = self.encoder.content_type
+        with await worker.slots.take(exchange), self._streams.watched(self, kind, self.answer):
             for place, prompt in enumerate(prompts):
                 self._counts.append(None)
                 if worker.context:
@@ -298,20 +303,21 @@ class _Answer:
     def put(self, chunk: bytes) -> None:
         """Sends a chunk, for which there is room."""
         if chunk:
-            self._start()
+            if not self.exchange.outbound.status:
+                self.start()
             self.answer.push(chunk)
 
-    def _start(self) -> None:
-        if not self.exchange.outbound.status:
-            head = [(b"content-type", self.encoder.content_type.encode()), (b"cache-control", b"no-cache")]
-            self.answer.start(200, [*head, *self._more_fields()])
+    def start(self) -> None:
+        """Sends the head of a stream, before its first event."""
+        form = _EVENTS if self.encoder.content_type == CONTENT_TYPE else _LINES
+        self.answer.start(200, [*form, *self._more_fields()])
 
     def _more_fields(self) -> list[tuple[bytes, bytes]]:
         """More fields of the head, one of them if the usage leaves the prompts' tokens out."""
         fields = reply_headers(self.exchange)
         if self.encoder.tells_usage:
             self.reckon()
-            if None in self._counts:
+            if None in self._counts and not (self._asking and self._asking.will_count):
                 fields.append(_PROMPTS_NOT_COUNTED)
         return fields
 
@@ -326,7 +332,8 @@ class _Answer:
         if not encoder.streaming:
             self.answer.respond(200, [JSON, *self._more_fields()], rest)
             return
-        self._start()
+        if not self.exchange.outbound.status:
+            self.start()
         if rest:
             self.answer.push(rest)
         self.answer.finish()
@@ -462,6 +469,11 @@ class _ChoicesChannel(OnePrompt):
         sent, otherwise the result of its `count_tokens`; None if unknown."""
         said = None if self.session is None else self.session.prompt_tokens
         return said if said is not None else self._prefilled or self.counted
+
+    @property
+    def will_count(self) -> bool:
+        """True if `count` has yet to count the prompt's tokens: a comment may send the head before."""
+        return self.counter is not None and self._answer.worker.said("count_tokens") is not None
 
     async def count(self) -> None:
         """Counts the prompt's tokens, if the answer has usage and the model has not reported their number."""

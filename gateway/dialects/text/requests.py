@@ -18,7 +18,7 @@ from gateway.codecs.turns import Stage
 from gateway.config import LimitsConfig, LMIConfig
 from gateway.config.properties import text_options
 from gateway.core.exchange import Exchange
-from gateway.dialects.answers import reply_of
+from gateway.dialects.answers import EventStreams, reply_of
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.json_bodies import read_json
 from gateway.dialects.model_choice import ModelChoice
@@ -50,8 +50,8 @@ _TABLES = {"auto": lmi.Table.VLLM, "disable": lmi.Table.VLLM} | {table.value: ta
 class TextCalls:
     """The models in service and their options of text generation."""
 
-    def __init__(self, models: ModelChoice) -> None:
-        self.models = models
+    def __init__(self, models: ModelChoice, streams: EventStreams) -> None:
+        self.models, self.streams = models, streams
 
     def options(self, worker: Worker) -> LMIConfig:
         """The server's section `lmi`, overridden by the model's own serving.properties."""

@@ -205,6 +205,10 @@ class StreamedResponses:
         self._since = perf_counter_ns()  # when the last response was on its way
 
     @property
+    def exchange(self) -> Exchange:
+        return self._exchange
+
+    @property
     def reply(self) -> dict[str, str]:
         return reply_of(self._exchange)
 
@@ -212,13 +216,14 @@ class StreamedResponses:
         """Sends a response, for which there is room. `made`: when its model sent it, by `perf_counter_ns`."""
         outbound = self._outbound
         if not outbound.status:
-            self._start()
+            self.start()
         outbound.push(*buffers)
         now = perf_counter_ns()
         self._worker.statistics.response(self._sent, made - self._since, now - made)
         self._sent, self._since = self._sent + 1, now
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Sends the head, before the first response."""
         exchange = self._exchange
         # a cache has no use for a stream, and a proxy that keeps it would hold it back
         fixed = ((b"content-type", self._form.content_type), (b"cache-control", b"no-cache"))
@@ -238,7 +243,7 @@ class StreamedResponses:
     def finish(self) -> None:
         """Ends the answer after the model has returned."""
         if not self._outbound.status:
-            self._start()
+            self.start()
         self._outbound.finish()
 
     def fail(self, error: GatewayError) -> None:

@@ -83,7 +83,7 @@ class GenerateDialect:
         if streams:
             channel = StreamChannel(exchange, worker, request, EVENTS, partial(_event, exchange, worker, request))
             slot = await slot_within(exchange, worker, within, request, arrived)
-            await _stream(exchange, worker, channel, slot, Family.TENSOR, request.parameters)
+            await self._stream(exchange, worker, channel, slot, Family.TENSOR, request.parameters)
             return
         with await slot_within(exchange, worker, within, request, arrived):
             call = UnaryCall(exchange, worker, request)
@@ -99,7 +99,7 @@ class GenerateDialect:
         if streams:
             channel = (_EventsAfterPrompt if asked.with_prompt else _TextEvents)(exchange, worker, asked.prompt, reply)
             slot = await slot_within(exchange, worker, within)
-            await _stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
+            await self._stream(exchange, worker, channel, slot, Family.TEXT, NO_PARAMETERS)
             return
         kept = WholeText(exchange, worker, asked.prompt)
         with await slot_within(exchange, worker, within):
@@ -111,18 +111,23 @@ class GenerateDialect:
         headers, buffers = await compressed(exchange, [JSON, *reply_headers(exchange)], [text], level)
         exchange.outbound.respond(200, headers, *buffers)
 
-
-async def _stream(
-    exchange: Exchange,
-    worker: Worker,
-    channel: StreamChannel | _TextEvents,
-    slot: Slot,
-    family: Family,
-    parameters: Mapping[str, Any],
-) -> None:
-    with slot:
-        await channel.call(session_of(exchange, worker, channel, parameters=parameters), family)
-    channel.finish()
+    async def _stream(
+        self,
+        exchange: Exchange,
+        worker: Worker,
+        channel: StreamChannel | _TextEvents,
+        slot: Slot,
+        family: Family,
+        parameters: Mapping[str, Any],
+    ) -> None:
+        since = self._calls.streams.since
+        with slot:
+            since[channel] = exchange.owner.clock()  # `watched`, without the cost of a block
+            try:
+                await channel.call(session_of(exchange, worker, channel, parameters=parameters), family)
+            finally:
+                del since[channel]
+        channel.finish()
 
 
 async def _event(exchange: Exchange, worker: Worker, request: v2.V2Request, response: InferResponse) -> Sequence[Buffer]:
@@ -195,7 +200,9 @@ class _TextEvents(StreamedResponses):
         if not text.passes(message):
             await text.drop()
             return
-        await self._outbound.wait_room(size_of(text, message))
+        outbound, size = self._outbound, size_of(text, message)
+        if not outbound.try_room(size):
+            await outbound.wait_room(size)
         said = taken(text, message)
         if said is not None:
             self.put(self._event_of(said), made)

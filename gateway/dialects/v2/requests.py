@@ -15,7 +15,7 @@ from gateway.codecs.threads import LONG, codec, long_codec, run_in_codec_thread
 from gateway.codecs.turns import Stage, codec_turns
 from gateway.core.exchange import Exchange
 from gateway.dialects.answers import JSON as JSON
-from gateway.dialects.answers import refusal_headers
+from gateway.dialects.answers import EventStreams, refusal_headers
 from gateway.dialects.inner_call import InnerCall
 from gateway.dialects.model_choice import ModelChoice
 from gateway.errors import BadRequest, GatewayError, ModelFailed, NotFound
@@ -41,8 +41,8 @@ _LOOKED_AT = (b'"BYTES"', b'"BOOL"', b"\\")  # an escape may hide either
 class V2Calls:
     """Finds models, and reads and writes their inference requests and replies."""
 
-    def __init__(self, models: ModelChoice) -> None:
-        self.models, self._workers = models, models.workers
+    def __init__(self, models: ModelChoice, streams: EventStreams) -> None:
+        self.models, self.streams, self._workers = models, streams, models.workers
         limits = models.config.limits
         self.body = limits.body
         self.bounds = v2.V2Limits(

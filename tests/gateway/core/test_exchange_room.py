@@ -51,6 +51,9 @@ class Wire:
     def empty(self, stream: int) -> bool:
         return self.machine.room(1) >= self.limits.send_buffer
 
+    def takes(self, stream: int) -> bool:
+        return self.empty(stream)
+
     def start(self, stream: int, status: int, headers: Headers, trailers: bool) -> None:
         self.machine.send(Response(stream=1, status=status, headers=headers))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig
+from gateway.config import Config, DrainConfig, LimitsConfig, ListenConfig, SSEConfig
 from gateway.gateway import Gateway
 from gateway.net.readiness import Poller
 from gateway.serving.drain import DrainReport
@@ -223,7 +223,8 @@ async def test_at_the_deadline_the_rest_get_their_ending_in_band(wire: str, auto
 
 @pytest.mark.parametrize("wire", [w for w in WIRES if not WIRE[w].accepted])
 async def test_at_the_deadline_a_call_without_an_answer_is_refused_as_retryable(wire: str, autojump_clock: Any) -> None:
-    async with serving(Probe(silent).spec(wire), wire=wire) as house:
+    config = Config(sse=SSEConfig(silence=0))  # a comment would be an answer
+    async with serving(Probe(silent).spec(wire), config=config, wire=wire) as house:
         call = await house.call(wire)
         await house.still()
         async with draining(house) as reports:

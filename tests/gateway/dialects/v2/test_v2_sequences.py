@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import Config, ListenConfig, ModelConfig, ProcessConfig
+from gateway.dialects.answers import EventStreams
 from gateway.dialects.v2.requests import V2Calls
 from gateway.workers.worker import Worker
 from protocols.v2.tensors import V2Error
@@ -22,7 +23,7 @@ def test_a_sequence_is_taken_where_all_of_it_comes_to_one_model(processes: int, 
         "apart": ModelConfig(factory="app:f", process=ProcessConfig(instances=2)),
     }
     config = Config(listen=ListenConfig(processes=processes), models=models)
-    calls = V2Calls(cast(Any, SimpleNamespace(workers={}, config=config)))
+    calls = V2Calls(cast(Any, SimpleNamespace(workers={}, config=config)), EventStreams())
     bounds = calls.bounds_of(cast(Worker, SimpleNamespace(name=name)))
     if taken:
         bounds.check_sequence({"sequence_id": 7})
