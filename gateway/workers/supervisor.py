@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import trio
 
 from gateway.config.problem import ConfigError
+from gateway.config.text import show
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.workers.caller import Caller
 from gateway.workers.failures import Failure
-from gateway.workers.served_names import clash
 from gateway.workers.snapshot import ModelsSnapshot
 from gateway.workers.states import State
 from gateway.workers.worker import Worker
@@ -401,3 +401,21 @@ class Supervisor:
             raise NotFound(f"no model {name[:100]!r} was loaded")
         self.retire(worker, patience)
         await worker.stopped.wait()
+
+
+def clash(spec: ModelSpec, others: Iterable[ModelSpec]) -> str:
+    """Returns the reason why a model cannot be beside the others: one of its names is another model's too. Empty if there is
+    none. Versions of the model itself, which have its own name, may be among the others."""
+    served = {name for name in spec.served_names if name != spec.name}
+    for other in others:
+        if other.name == spec.name:
+            continue
+        if other.name in served:
+            return f"model {show(spec.name)} has the served name {show(other.name)}, which is the name of another model"
+        if not other.served_names:
+            continue
+        if spec.name in other.served_names:
+            return f"model {show(other.name)} has the served name {show(spec.name)}, which is the name of another model"
+        if both := served.intersection(other.served_names):
+            return f"models {show(other.name)} and {show(spec.name)} both have the served name {show(min(both))}"
+    return ""

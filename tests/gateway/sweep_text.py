@@ -484,9 +484,15 @@ def _write(stage: Stage, output: TextGenerationOutput) -> str:
     return f"{'<' if first else ''}{token.text}{'>' if last else ''}\n"
 
 
+ACTED_ON = frozenset(
+    ("max_new_tokens", "n", "best_of", "num_beams", "decoder_input_details", "prompt_logprobs", "top_n_tokens")
+)
+"""The parameters of these models: they make several sequences of a prompt themselves."""
+
+
 def _serving(kind: Kind, formatted: int) -> Callable[[Stage], Callable[[str], ModelSpec]]:
     def served(stage: Stage) -> Callable[[str], ModelSpec]:
-        fields: dict[str, Any] = {"chat_template": partial(_chat, stage)}
+        fields: dict[str, Any] = {"chat_template": partial(_chat, stage), "parameters": ACTED_ON}
         if kind is session:
             fields["family"] = Family.TEXT
         if formatted:

@@ -934,7 +934,7 @@ def test_what_a_model_may_say_itself_has_the_unit_of_any_such_number_and_no_defa
     others = {
         "restart.period": Unit.SECONDS, "restart.backoff": Unit.SECONDS, "restart.backoff_max": Unit.SECONDS,
         "version": Unit.TEXT, "served_names": Unit.TEXTS, "warmup": Unit.TEXTS, "queue_bytes": Unit.BYTES, "body_bytes": Unit.BYTES, "memory": Unit.BYTES,
-        "subprotocols": Unit.TEXTS, "restart.kind": Unit.CHOICE, "restart.intensity": Unit.COUNT, "restart.jitter": Unit.NUMBER,
+        "subprotocols": Unit.TEXTS, "features": Unit.TEXTS, "restart.kind": Unit.CHOICE, "restart.intensity": Unit.COUNT, "restart.jitter": Unit.NUMBER,
         "restart.escalate": Unit.FLAG, "required": Unit.FLAG, **{f"batching.{name}": unit for name, unit in batching.items()},
     }  # fmt: skip
     process = {"process.enabled": Unit.FLAG, "process.instances": Unit.COUNT, "process.cpu_threads": Unit.COUNT}

@@ -38,6 +38,7 @@ from gateway.instances.messages import (
 from gateway.instances.pipe import BrokenPipe, Pipe
 from gateway.instances.trio_child import TrioChild
 from models.blocking import StepCancelled, in_thread, run_step, running_loop, start_thread, step_holder
+from models.chat import ChatMessage, Conversation
 from models.errors import ContextLengthExceeded, ModelError
 from models.messages import Family, InferResponse, Part, Prompt, Token
 from tests.gateway.instances.sides import PATIENCE, Side, cancelled, child, opened, streams
@@ -556,7 +557,8 @@ async def test_functions_of_the_author_are_called(child: Make) -> None:
     async with child(echo, family=Family.TEXT, count_tokens=len, chat_template=template) as side:
         await side.say(Ask(1, "count_tokens", "abc"))
         assert await side.hear() == Returned(1, 3, None)
-        await side.say(Ask(2, "chat_template", [{"role": "user", "content": "hi"}]))
+        said = Conversation(messages=(ChatMessage(role="user", content="hi"),))
+        await side.say(Ask(2, "chat_template", said))
         assert await side.hear() == Returned(2, "user:hi", None)
 
 
