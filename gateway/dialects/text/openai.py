@@ -286,6 +286,8 @@ class _Answer:
                     finally:
                         self._asking = channel.session = None  # they know each other: a cycle would keep the request
                     channel.end()
+                    if calls > 1:  # the next choice begins only now
+                        self.put(self.encoder.finish(FinishReason.EOS_TOKEN.value, place * n + number))
         self._finish()
 
     def reckon(self) -> None:
@@ -370,6 +372,8 @@ class _ChoicesChannel(OnePrompt):
         super().__init__(answer.exchange, answer.worker, prompt, report)
         self._answer, self._place, self._first = answer, place, first
         self.text.shows_thinking = answer.shows_thinking
+        self._called: dict[int, int] = {}
+        """The index of the first call of each sequence that has one."""
         self.session: Session[Any, Any] | None = None
         """The session, which keeps the number of the prompt's tokens once a token has reported it."""
         self.counter: Callable[[], Awaitable[int | None]] | None = None
@@ -444,13 +448,13 @@ class _ChoicesChannel(OnePrompt):
         assert isinstance(encoder, openai.ChatEncoder)
         size = encoder.lead(choice) + text.held(call.sequence) + len(call.arguments) + len(call.name) + len(call.id)
         await answer.room(size, 0)
-        if not request.parallel_tool_calls and call.index and "parallel_tools" not in answer.worker.features:
+        if self._called.setdefault(call.sequence, call.index) != call.index and not request.parallel_tool_calls:
+            if "parallel_tools" in answer.worker.features:
+                message = f"model {answer.worker.name!r} has called a second tool, and parallel_tool_calls is false"
+                raise ModelFailed(message, code="UnexpectedToolCall", status=500)
             answer.put(encoder.finish(FinishReason.TOOL_CALLS.value, choice))
             text.cut(call.sequence)
             return
-        if not request.parallel_tool_calls and call.index:
-            message = f"model {answer.worker.name!r} has called a second tool, and parallel_tool_calls is false"
-            raise ModelFailed(message, code="UnexpectedToolCall", status=500)
         taken = text.take(call)
         reason = None if taken.finish is None else taken.finish.value
         try:

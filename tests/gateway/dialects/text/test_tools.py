@@ -189,6 +189,13 @@ async def test_who_takes_one_call_gets_one(autojump_clock: Any) -> None:
         assert house.endings == {"complete": 2, "model-error": 1}
 
 
+async def test_one_call_may_have_any_index(autojump_clock: Any) -> None:
+    model, _ = saying(ToolCall(index=3, id="c", name="time"), ToolCall(index=3, arguments="{}"))
+    async with serving(text_spec(model, features=ALL)) as house:
+        _, answer = await chat(house, tools=TOOLS, parallel_tool_calls=False)
+        assert [call["id"] for call in answer["choices"][0]["message"]["tool_calls"]] == ["c"]
+
+
 async def test_a_call_that_is_cut_by_the_number_of_tokens(autojump_clock: Any) -> None:
     model, _ = saying(ToolCall(name="weather", arguments='{"city"', tokens=5), ToolCall(arguments=': "K"}'))
     async with serving(text_spec(model, features=ALL)) as house:
@@ -212,6 +219,9 @@ async def test_each_choice_has_its_own_calls(autojump_clock: Any) -> None:
     async with serving(text_spec(model, features=ALL)) as house:
         _, answer = await chat(house, tools=TOOLS, n=2)
         assert [c["message"]["tool_calls"][0]["id"] for c in answer["choices"]] == ["call_b", "call_b"]
+        _, chunks = await chat(house, tools=TOOLS, n=2, stream=True)
+        order = [(c["index"], c["finish_reason"]) for chunk in chunks for c in chunk["choices"]]
+        assert order == [(0, None)] * 3 + [(0, "tool_calls")] + [(1, None)] * 3 + [(1, "tool_calls")]
 
 
 # -- refusals
