@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, final
 
 import pytest
@@ -13,7 +14,7 @@ import trio.testing
 
 from models.adapt import spec_of
 from models.errors import ModelError
-from models.messages import Family, Finish, FinishReason, Prompt, Token
+from models.messages import Family, Finish, FinishReason, Prompt, Token, ToolCall
 from models.rolling import RollingBatch, rolling
 from models.session import Session
 from tests.models.steps import Counting, asking
@@ -28,7 +29,7 @@ class Client:
     def __init__(self, prompt: Prompt, room: float = float("inf")) -> None:
         self._prompts = [prompt]
         self.room = room
-        self.got: list[Token | Finish] = []
+        self.got: list[Token | ToolCall | Finish] = []
         self.over = trio.Event()
         self.error: BaseException | None = None
         self.scope = trio.CancelScope()
@@ -40,7 +41,7 @@ class Client:
             raise trio.EndOfChannel
         return self._prompts.pop()
 
-    async def send(self, message: Token | Finish, /) -> None:
+    async def send(self, message: Token | ToolCall | Finish, /) -> None:
         await trio.lowlevel.checkpoint()
         while len(self.got) >= self.room:
             await self._more.wait()
@@ -567,3 +568,29 @@ def test_options_below_1_are_refused(option: str) -> None:
     options: dict[str, Any] = {option: 0}
     with pytest.raises(ValueError, match=f"{option}: expected at least 1, got 0"):
         RollingBatch(Counting(), **options)
+
+
+async def test_a_step_may_send_pieces_of_calls(autojump_clock: trio.testing.MockClock) -> None:
+    class Caller:
+        features = frozenset({"tools"})
+
+        def open(self, prompt: Prompt) -> list[Any]:
+            return [SimpleNamespace(pending=0, prompt_tokens=None, step=0)]
+
+        def prefill(self, state: Any, budget: int) -> list[Any]:
+            return []
+
+        def step(self, states: list[Any]) -> list[Any]:
+            for state in states:
+                state.step += 1
+            pieces = [ToolCall(name="f", arguments="{"), ToolCall(arguments="}", finish=FinishReason.TOOL_CALLS)]
+            return [pieces[state.step - 1] for state in states]
+
+        def close(self, state: Any) -> None:
+            pass
+
+    async with rolling(Caller(), blocking=False) as model:
+        assert model.features == {"tools"}
+        client = Client(Prompt(text="x"))
+        await client.talk(model)
+        assert client.got == [ToolCall(name="f", arguments="{"), ToolCall(arguments="}", finish=FinishReason.TOOL_CALLS)]

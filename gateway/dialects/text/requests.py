@@ -282,6 +282,8 @@ async def check_format(exchange: Exchange | InnerCall, worker: Worker, asked: Pr
         return
     try:
         await worker.run_author_code(partial(check, asked.response_format))
+    except ModelError as e:  # it blames the request
+        raise ModelFailed(e.message, code="ValidationError", status=e.status) from e
     except BaseException as e:
         raised(exchange, worker, "check_format", e)
 
