@@ -405,6 +405,11 @@ class AnswerEncoder(abc.ABC):
             last += b"".join([self._chunk(choice, member) for member in choice.beside.completed()])
         return last + b"".join(self._pieces(choice, self._closing, (), choice.reason))
 
+    def finish_by_itself(self, sequence: int) -> bytes:
+        """Completes a choice whose model has returned without a reason, as `end` does."""
+        made, limit = self._choice(sequence).tokens, self._request.parameters.max_new_tokens
+        return self.finish("length" if made >= limit else "eos_token", sequence)
+
     def _finish_all(self) -> bytes:
         n, limit = self._request.n, self._request.parameters.max_new_tokens
         return b"".join(

@@ -287,7 +287,7 @@ class _Answer:
                         self._asking = channel.session = None  # they know each other: a cycle would keep the request
                     channel.end()
                     if calls > 1:  # the next choice begins only now
-                        self.put(self.encoder.finish(FinishReason.EOS_TOKEN.value, place * n + number))
+                        self.put(self.encoder.finish_by_itself(place * n + number))
         self._finish()
 
     def reckon(self) -> None:
