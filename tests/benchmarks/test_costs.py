@@ -39,6 +39,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         (
+            "gateway.containers.connection:ContainerLimits.error_text",
             "gateway.containers.connection:ContainerLimits.invocation_timeout", "gateway.containers.multi_model:_LISTED",
             "limits.max_new_tokens",
         ),
@@ -59,7 +60,7 @@ ELSEWHERE = {
         (
             "protocols.aws.bidi_json:HEADROOM", "protocols.aws.bidi_json:_STEP", "protocols.aws.eventstream:MAX_VALUE",
             "protocols.json.strict:_AT_ONCE", "protocols.json.text:STEP", "models.convert:_MESSAGE_LIMIT",
-            "gateway.dialects.v2.text:_MOST",
+            "gateway.dialects.v2.text:_MOST", "protocols.json.schema:LARGEST",
         ),
         "within the steps of rows that are there: parts in JSON, parts of an event stream, JSON of a text, a prompt",
     ),
