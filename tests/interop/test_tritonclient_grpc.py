@@ -791,8 +791,7 @@ def test_a_drain_that_ends_cuts_what_goes_on(triton: Any, grpcio: Any, tmp_path:
         server.terminate()
         for error in (answers.get(timeout=PATIENCE), stream.next()):
             assert error.status() == "StatusCode.UNAVAILABLE"
-            # grpcio may act on the GOAWAY before it has read the status that came before it
-            assert any(word in str(error) for word in ("drain", "shutting down", "GOAWAY"))
+            assert "drain" in str(error) or "shutting down" in str(error)
 
 
 def test_many_calls_share_a_connection(triton: Any, needs: Callable[[str, str], Any], grpc_server: Server) -> None:
