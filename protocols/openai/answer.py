@@ -414,7 +414,7 @@ class AnswerEncoder(abc.ABC):
         n, limit = self._request.n, self._request.parameters.max_new_tokens
         return b"".join(
             [
-                self.finish("length" if choice.tokens >= limit else "eos_token", choice.index)
+                self.finish_by_itself(choice.index)
                 for choice in self._choices
                 if choice.begun or choice.index % n == 0 or not limit
             ]

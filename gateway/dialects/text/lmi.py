@@ -135,7 +135,7 @@ class LMIDialect:
                 raise
         if said is not NOTHING:
             tell_passed(exchange, worker, said.unknown)
-            await check_format(exchange, worker, prompt_of("", request.parameters, said))
+            await check_format(exchange, worker, said)
         if worker.context:
             within, _ = await within_room(exchange, worker, request.inputs, request.parameters)
             request = msgspec.structs.replace(request, parameters=within)

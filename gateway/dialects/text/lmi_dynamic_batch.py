@@ -112,7 +112,7 @@ class _Batch:
         """Calls the model for each prompt, side by side. The first failure stops the others and is raised."""
         exchange, request = self.exchange, self.request
         prompts = [prompt_of(text, request.parameters, self._said) for text in request.inputs]
-        await check_format(exchange, worker, prompts[0])
+        await check_format(exchange, worker, self._said)
         if worker.context:
             for place, prompt in enumerate(prompts):
                 parameters, _ = await within_room(exchange, worker, prompt.text, prompt.parameters)

@@ -127,7 +127,7 @@ class OpenAIDialect:
         )
         prompts = [prompt_of(text, request.parameters, said) for text in request.prompts]
         answer = _Answer(exchange, encoder, exchange.outbound, request, worker, self._streams)
-        await check_format(exchange, worker, prompts[0])
+        await check_format(exchange, worker, said)
         await answer.run(prompts)
 
     async def models(self, exchange: Exchange) -> None:
@@ -192,7 +192,7 @@ class OpenAIDialect:
             )
             shown = _Answer(exchange, encoder, answer, request, worker, self._streams)
             prompt = chat_prompt_of(await chat_prompt(exchange, worker, said, size), request, said, decided)
-            await check_format(exchange, worker, prompt)
+            await check_format(exchange, worker, decided)
             await shown.run([prompt])
         except openai.OpenAIError as e:
             _refuse_request(answer, e)

@@ -13,6 +13,7 @@ from uuid import uuid4
 import msgspec
 import trio
 
+from gateway.codecs.prompts import format_of
 from gateway.codecs.threads import LONG, codec
 from gateway.codecs.turns import Stage
 from gateway.config import LimitsConfig, LMIConfig
@@ -276,12 +277,12 @@ async def chat_prompt(exchange: Exchange, worker: Worker, said: Conversation, si
     return prompt
 
 
-async def check_format(exchange: Exchange | InnerCall, worker: Worker, asked: Prompt) -> None:
-    """Asks a model that judges formats itself about the prompt's. ModelFailed, ModelCrashed if it refuses or fails."""
-    if asked.response_format is None or (check := worker.said("check_format")) is None:
+async def check_format(exchange: Exchange | InnerCall, worker: Worker, asked: text_members.Decided) -> None:
+    """Asks a model that judges formats itself about the request's. ModelFailed, ModelCrashed if it refuses or fails."""
+    if (format := format_of(asked)) is None or (check := worker.said("check_format")) is None:
         return
     try:
-        await worker.run_author_code(partial(check, asked.response_format))
+        await worker.run_author_code(partial(check, format))
     except ModelError as e:  # it blames the request
         raise ModelFailed(e.message, code="ValidationError", status=e.status) from e
     except BaseException as e:
